@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from statestore.topology.materialized import Materialized
     from statestore.topology.processors.process import BatchProcessor, Processor, ProcessorContext
     from statestore.topology.processors.timers import Timers
-    from statestore.topology.tables.suppression import Suppressed
+    from statestore.topology.tables.suppressed import Suppressed
     from statestore.topology.windows.counts import CountWindows
     from statestore.topology.windows.hopping import HoppingWindows, TumblingWindows
     from statestore.topology.windows.sessions import SessionWindows
@@ -183,7 +183,7 @@ else:
         "statestore.topology.dsl.streams": ("KStream",),
         "statestore.topology.windows.sessions": ("SessionWindows",),
         "statestore.topology.windows.sliding": ("SlidingWindows",),
-        "statestore.topology.tables.suppression": ("Suppressed",),
+        "statestore.topology.tables.suppressed": ("Suppressed",),
         "statestore.topology.processors.timers": ("Timers",),
         "statestore.topology.windows.hopping": ("HoppingWindows", "TumblingWindows"),
     }

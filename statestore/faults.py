@@ -34,6 +34,7 @@ class CrashPoint(StrEnum):
     START_OFFSETS_KNOWN = "start.offsets-known"
     RESTORE_BATCH_WRITTEN = "restore.batch-written"
     RESTORE_DONE = "restore.done"
+    COMMIT_MARKED = "commit.marked"
     COMMIT_BEGIN = "commit.begin"
     COMMIT_RECORDS_SENT = "commit.records-sent"
     COMMIT_OFFSETS_SENT = "commit.offsets-sent"

@@ -230,6 +230,14 @@ class Settings:
         "How long a continuous run waits for an idle input; 0: for known records; -1: never.",
         least=-1,
     )
+    idle_input_ms: int = _setting(
+        "statestore.idle.input.ms",
+        1_000,
+        "ms",
+        "How long a stream task of a continuous run is without input before it holds back the "
+        "stream time of nobody below it.",
+        least=0,
+    )
     replication_factor: int = _setting(
         "replication.factor",
         -1,

@@ -25,7 +25,7 @@ from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.versioned.table import VersionedTable
-from statestore.topology.nodes import Build, Held, HeldBack, Push
+from statestore.topology.nodes import Advance, Build, Earliest, Held, HeldBack, Push
 from statestore.topology.punctuation import Alarm, Fire, Punctuation, Punctuations
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -180,6 +180,18 @@ class NodeBench:
 
     def keep_stream_times(self) -> None:
         """Its batches are made by tests."""
+
+    def time_bound(self) -> int | None:
+        return None
+
+    def when_time_passes(self, node: str, advance: Advance) -> None:
+        """Time passes with records alone."""
+
+    def keeps_back(self, node: str, earliest: Earliest) -> None:
+        """Nobody is told of time."""
+
+    def sets_times(self, node: str) -> None:
+        """Nobody is told of time."""
 
     def table(self, store: str) -> StagedTable:
         return self.stores[store].table

@@ -315,6 +315,11 @@ class Batch:
         )
 
 
+def no_records() -> Batch:
+    """Return the batch that stands for input where there was none."""
+    return Batch(keys=Column(raw=[]), values=Column(raw=[]), timestamps=[])
+
+
 def _all_bytes(items: list[Any]) -> list[bytes | None]:
     for kind in set(map(type, items)) - {bytes, type(None)}:
         raise TypeError(f"want bytes, not {kind.__name__}")

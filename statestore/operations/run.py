@@ -48,6 +48,7 @@ from statestore.operations.topics import (
 from statestore.ports import Cluster, TopicSpec
 from statestore.settings import Settings
 from statestore.tasks.plan import TaskReport
+from statestore.tasks.time_plan import TimePlan, TimePlans
 from statestore.topology.graph import Topology, Wave
 from statestore.topology.logs import log_of, logs
 from statestore.topology.nodes import TopicName
@@ -75,6 +76,7 @@ class PlannedTask(msgspec.Struct, frozen=True):
     """The version of the global tables that the task reads; None: it reads none."""
     matches: dict[str, list[str]] = {}
     """By source of its sub-topology that reads by a pattern, the topics that it reads."""
+    times: TimePlan = TimePlan()
 
     @property
     def task_id(self) -> TaskId:
@@ -358,16 +360,43 @@ class Run:
                 yield planned
             return
         for wave in self.topology.waves:
-            before: Mapping[TopicPartition, int] | None = None
-            while True:
-                planned = self._plan(wave, self._global_version(wave))
-                ends = {tp: end for task in planned for tp, end in task.ends().items()}
-                if not planned or ends == before:
-                    break
+            if wave.repeat:
+                yield from self._repeated(wave)
+            elif planned := self._plan(wave, self._global_version(wave)):
                 yield planned
-                if not wave.repeat:
-                    break
-                before = ends
+
+    def _repeated(self, wave: Wave) -> Iterator[list[PlannedTask]]:
+        """Plan the tasks of a cycle until nothing moves any more.
+
+        Only then all is seen that lies in the topics between them. What is written as time passes
+        then may move them again.
+        """
+        before: Mapping[TopicPartition, int] | None = None
+        settled: Mapping[TopicPartition, int] | None = None
+        while True:
+            planned = self._plan(wave, self._global_version(wave))
+            ends = {tp: end for task in planned for tp, end in task.ends().items()}
+            if not planned or ends == settled:
+                return
+            if ends == before:
+                planned = [
+                    msgspec.structs.replace(
+                        task, times=msgspec.structs.replace(task.times, settled=True)
+                    )
+                    for task in planned
+                    if task.times.upstream
+                ]
+                settled = ends
+                if planned:
+                    yield planned
+                continue
+            yield [
+                msgspec.structs.replace(
+                    task, times=msgspec.structs.replace(task.times, settled=False)
+                )
+                for task in planned
+            ]
+            before = ends
 
     def _global_version(self, wave: Wave) -> int | None:
         """Refresh the global tables for a wave that reads some; return their version."""
@@ -378,6 +407,8 @@ class Run:
 
     def _plan(self, wave: Wave, version: int | None) -> list[PlannedTask]:
         tasks = self.topology.tasks(self._counts)
+        ours = self._settings.application_id
+        times = TimePlans(self.topology, tasks, self._counts, ours, self._nonce[:8])
         self._plans += 1
         serving = f"{self._nonce}-{self._plans}"
         bounded = self.request.run_for_ms is None
@@ -399,6 +430,7 @@ class Run:
                         f"{serving}-{task}",
                         version,
                         matches,
+                        times.of(task),
                     )
                 )
         return planned

@@ -246,4 +246,5 @@ def _task_plan(
         slots,
         accept_empty_changelog=request.accept_empty_changelog,
         serving=planned.serving,
+        times=planned.times,
     )

@@ -185,6 +185,9 @@ class ExpiringTable(StagedTable):
         if now_ms is None or now_ms < sweep.now_ms:
             now_ms = sweep.now_ms
         sweep.now_ms = now_ms
+        ahead_ms = self._clock.ahead_ms
+        if ahead_ms is not None and ahead_ms > now_ms:
+            now_ms = ahead_ms
         if sweep.first_put_ms is None:
             sweep.first_put_ms = now_ms
             sweep.early = sweep.early or now_ms == _NO_TIME_MS
@@ -254,8 +257,8 @@ class ExpiringTable(StagedTable):
         beside = self._stamps.restored(writes, stamps)
         beside |= {_indexed(key, stamps[key]): b"" for key in keys if writes[key] is not None}
         sweep = self._sweep
-        sweep.now_ms = sweep.committed_ms = max([sweep.now_ms, *times])
         sweep.early = sweep.early_committed = sweep.early or _NO_TIME_MS in times
+        # How late it is, `reached` says: rows may be ahead of stream time (SEMANTICS E4d).
         self._staged.restore(self._name, writes, offsets, beside | self._own_rows())
         sweep.begin_again()
 
@@ -288,7 +291,9 @@ class ExpiringTable(StagedTable):
     # How it is done.
 
     def _note(self, keys: Collection[bytes]) -> None:
-        now_ms, sweep = self._now(), self._sweep
+        now_ms, sweep, ahead_ms = self._now(), self._sweep, self._clock.ahead_ms
+        if ahead_ms is not None and ahead_ms > now_ms:
+            now_ms = ahead_ms
         if sweep.first_put_ms is None:
             sweep.first_put_ms = now_ms
             sweep.early = sweep.early or now_ms == _NO_TIME_MS

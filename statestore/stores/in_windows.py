@@ -289,6 +289,7 @@ class OwnerInWindows(TransactionalBase):
         self._low_of = low_ms
         self._swept = Swept()
         self._puts = 0
+        self._limit_ms: int | None = None
         if spec.writable:
             store.staged.keep_in_step(self._swept)
 
@@ -299,6 +300,10 @@ class OwnerInWindows(TransactionalBase):
     ) -> list[SourceRows]:
         source = LiveSource(self.staged, self.level_of(isolation_level), position_bound)
         return [live_rows(source, self.staged)]
+
+    def hold_time(self, limit_ms: int | None) -> None:
+        """Judge rows as if stream time were no later than that; None: by the latest row."""
+        self._limit_ms = limit_ms
 
     def _check_writable(self) -> None:
         if not self._spec_of_rows.writable:
@@ -311,7 +316,7 @@ class OwnerInWindows(TransactionalBase):
     def _put(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Stage rows, but for those that have already expired, which are counted as late."""
         self.staged.check_open()
-        swept, low_of = self._swept, self._low_of
+        swept, low_of, limit = self._swept, self._low_of, self._limit_ms
         now = before = self._observed()
         low, late = low_of(now), 0
         writes: Entries = {}
@@ -319,7 +324,9 @@ class OwnerInWindows(TransactionalBase):
             self._puts += 1
             time = start_of(row)
             if time > now:
-                now, low = time, low_of(time)
+                reached = time if limit is None else min(time, limit)
+                if reached > now:
+                    now, low = reached, low_of(reached)
             elif time < low:
                 late += 1
                 continue

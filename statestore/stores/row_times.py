@@ -38,13 +38,15 @@ _COST: Final = 80
 class WriteTime:
     """The time of the record being processed, for writes without their own; None: not known.
 
-    `of_stream`: it is not the record's own time but stream time.
+    `of_stream`: it is not the record's own time but stream time. `ahead_ms`: the record's own time,
+    where stream time may be behind it; None: it is not.
     """
 
-    __slots__ = ("now_ms", "of_stream")
+    __slots__ = ("ahead_ms", "now_ms", "of_stream")
 
     def __init__(self, *, of_stream: bool = False) -> None:
         self.now_ms: int | None = None
+        self.ahead_ms: int | None = None
         self.of_stream = of_stream
 
 

@@ -16,12 +16,13 @@ import logging
 from typing import Final
 
 from statestore.errors import CommitUnknown, Fenced, StateStoreError, Unavailable, one_line
-from statestore.model.ids import TaskId
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.ports import Clock, Source
 from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
+from statestore.tasks.event_time import EventTime
 from statestore.tasks.intake import InputBatch, Intake
 from statestore.tasks.memory_share import TaskMemory, Usage
 from statestore.tasks.plan import Standing, TaskReport, Traffic
@@ -54,6 +55,7 @@ class Attempt:
         retry: "RetryBudget",
         report: TaskReport,
         traffic: Traffic,
+        times: EventTime,
         clock: Clock,
     ) -> None:
         self._context = context
@@ -65,6 +67,7 @@ class Attempt:
         self._retry = retry
         self._report = report
         self._traffic = traffic
+        self._times = times
         self._clock = clock
         self._records_in = 0
         self._dirty = False
@@ -87,6 +90,12 @@ class Attempt:
             if done is None:
                 break
             processed += done
+            self._take_marks()
+        self._take_marks()
+        if processed:
+            self._times.had_input(clock.monotonic())
+        if self._times.settles and intake.finished():
+            self.all_seen()
         self._punctuate()
         self._report.process_seconds += clock.monotonic() - polled
         if self._commit_is_due():
@@ -94,10 +103,14 @@ class Attempt:
         batch_size.took(processed, clock.monotonic() - polled)
         return processed
 
-    def commit(self) -> None:
-        """Commit everything processed since the last commit; raise Rehearsed in a trial."""
+    def commit(self, *, last: bool = False) -> None:
+        """Commit everything processed since the last commit; raise Rehearsed in a trial.
+
+        `last`: there may be no more, so those below are told all.
+        """
         context, report, clock = self._context, self._report, self._clock
         started = clock.monotonic()
+        self._take_marks()
         offsets = self._intake.all_reached()
         if self._poison.on_trial:
             self._committer.rehearse(context.stream_time_ms)
@@ -108,8 +121,12 @@ class Attempt:
             records_out=context.records_out,
             left_out=context.left_out.pending(),
         )
-        times = self._intake.partition_times()
-        self._committer.commit(offsets, context.stream_time_ms, done, times)
+        self._committer.begin()
+        self._announce(last=last)
+        times = self._times.at_commit(
+            context.stream_time_ms, context.seen_ms, self._intake.partition_times()
+        )
+        self._committer.commit(offsets, times, done)
         self._memory.free()
         self._retry.committed()
         self._poison.committed(offsets)
@@ -121,9 +138,19 @@ class Attempt:
         self._records_in = 0
         self._dirty = False
 
+    def all_seen(self) -> bool:
+        """Note that all input there is was processed; return whether that let time pass."""
+        self._times.watermarks.all_seen()
+        return self._let_time_pass(next(iter(self._committer.offsets.items())))
+
     def needs_commit(self) -> bool:
         """Return whether there is anything to commit, if only the old offsets of idle inputs."""
-        return self._dirty or self._inputs_moved() or self._committer.is_stale()
+        return (
+            self._dirty
+            or self._inputs_moved()
+            or self._committer.is_stale()
+            or bool(self._times.announcer.sent)
+        )
 
     def finished(self) -> bool:
         """Return whether every input was processed and committed up to its planned end."""
@@ -131,6 +158,7 @@ class Attempt:
             self._intake.finished()
             and not self._inputs_moved()
             and not self._dirty
+            and not self._times.announcer.sent
             and self._context.punctuations.all_opened()
         )
 
@@ -237,6 +265,41 @@ class Attempt:
         self._records_in += len(batch)
         self._context.consumed[batch.tp] += len(batch)
 
+    def _take_marks(self) -> None:
+        """Take in what upstream tasks said of how far they have come, and let time pass."""
+        for tp, offset, mark in self._intake.take_marks():
+            self._times.watermarks.take(tp.topic, mark)
+            self._let_time_pass((tp, offset))
+
+    def _let_time_pass(self, after: tuple[TopicPartition, int]) -> bool:
+        """Let stream time rise as far as it may; what that writes is committed like all else."""
+        context, memory = self._context, self._memory
+        if not context.time_may_pass():
+            return False
+        before = memory.usage(), context.stream_time_ms
+        self._committer.begin()
+        context.let_time_pass(after)
+        after_all = memory.usage(), context.stream_time_ms
+        if context.has_written() or before != after_all:
+            self._dirty = True
+        return before != after_all
+
+    def _announce(self, *, last: bool) -> None:
+        """Tell those below how far this task has come, within the open transaction."""
+        announcer, intake = self._times.announcer, self._intake
+        if not announcer:
+            return
+        now_s, done = self._clock.monotonic(), last or intake.finished()
+        marks = announcer.news(self._context, idle=self._is_resting(), now_s=now_s, done=done)
+        if marks:
+            self._committer.announce(marks, announcer, now_s)
+
+    def _is_resting(self) -> bool:
+        """Return whether the task of a continuous run has had nothing to do for long enough."""
+        if self._intake.waiting() or not self._times.has_waited(self._clock.monotonic()):
+            return False
+        return self._intake.at_ends_of_logs(self._source)
+
     def _punctuate(self) -> None:
         """Fire what is due by the wall clock; its writes are committed like those of records."""
         context, memory, now_ms = self._context, self._memory, self._clock.now_ms()
@@ -254,13 +317,23 @@ class Attempt:
         If there is nothing else to commit, one is due once a day for idle inputs.
         """
         if not self._dirty:
-            at_end = self._intake.finished() and self._inputs_moved()
-            return at_end or self._committer.is_stale()
+            at_end = self._intake.finished() and (
+                self._inputs_moved() or bool(self._times.announcer.sent)
+            )
+            return at_end or self._committer.is_stale() or self._has_news()
         return (
             self._context.commit_requested
             or self._intake.finished()
             or self._committer.interval_has_passed()
         )
+
+    def _has_news(self) -> bool:
+        """Return whether those below wait to be told something in a continuous run."""
+        announcer, times = self._times.announcer, self._times
+        if not announcer or not times.continuous or not self._committer.interval_has_passed():
+            return False
+        now_s = self._clock.monotonic()
+        return bool(announcer.news(self._context, idle=self._is_resting(), now_s=now_s))
 
     def _inputs_moved(self) -> bool:
         """Return whether the offset to commit of any input differs from the committed one."""

@@ -31,6 +31,7 @@ from statestore.model.modes import ProcessingGuarantee
 from statestore.ports import Changelog, Cluster, GroupOffset, Outbox
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.plan import Tally
+from statestore.tasks.watermarks import ChannelStamp
 from statestore.topology.failures import NodeFailed, Stage
 
 _ANSWER_ATTEMPTS = 3
@@ -41,13 +42,19 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
     """The metadata of every committed input offset (SEMANTICS E4).
 
     `tally` tells the next worker that serves the task in the same run what was done; None: unknown.
-    `partition_times` has the times of inputs whose extractor needs them, by `topic_digest`.
+    `partition_times` has the times of inputs whose extractor needs them, by `topic_digest`. So have
+    `channels` what upstream tasks said in internal topics, and `untold` the latest times written
+    there that are to be told. `seen_ms`: the latest time seen, if upstream tasks hold stream time
+    back.
     """
 
     number: Annotated[int, msgspec.Meta(ge=0, le=_INT64_MAX)]
     stream_time_ms: Annotated[int, msgspec.Meta(ge=-_INT64_MAX, le=_INT64_MAX)] | None
     tally: Tally | None = None
     partition_times: dict[str, int] = {}
+    seen_ms: Annotated[int, msgspec.Meta(ge=-_INT64_MAX, le=_INT64_MAX)] | None = None
+    channels: dict[str, ChannelStamp] = {}
+    untold: dict[str, int] = {}
 
     def text(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -64,8 +71,15 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
         found = map(cls.read, committed.values())
         stamps = [stamp for stamp in found if stamp is not None]
         times = [stamp.stream_time_ms for stamp in stamps if stamp.stream_time_ms is not None]
+        seen = [stamp.seen_ms for stamp in stamps if stamp.seen_ms is not None]
         last = max(stamps, key=lambda stamp: stamp.number, default=cls(0, None))
-        return cls(last.number, max(times, default=None), last.tally)
+        return cls(
+            last.number,
+            max(times, default=None),
+            last.tally,
+            seen_ms=max(seen + times) if seen else None,
+            untold=last.untold,
+        )
 
     @classmethod
     def read(cls, offset: GroupOffset) -> "CommitStamp | None":
@@ -101,6 +115,17 @@ def partition_times_in(
     stamps = ((tp, CommitStamp.read(offset)) for tp, offset in committed.items())
     found = ((tp, stamp.partition_times) for tp, stamp in stamps if stamp is not None)
     return {tp: times[digest] for tp, times in found if (digest := topic_digest(tp.topic)) in times}
+
+
+def channels_in(committed: Mapping[TopicPartition, GroupOffset]) -> dict[str, ChannelStamp]:
+    """Return by input topic what its upstream tasks had said, as its own last commit has it."""
+    stamps = ((tp, CommitStamp.read(offset)) for tp, offset in committed.items())
+    found = ((tp, stamp.channels) for tp, stamp in stamps if stamp is not None)
+    return {
+        tp.topic: channels[digest]
+        for tp, channels in found
+        if (digest := topic_digest(tp.topic)) in channels
+    }
 
 
 Settle = Callable[["TaskCommit"], Mapping[TopicPartition, int] | None]

@@ -6,9 +6,12 @@ place that talks to the outbox about transactions; commit.py has the order of st
 
 from collections.abc import Callable, Mapping
 
+from statestore.faults import CrashPoint, reach
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import Position, TopicPartition
+from statestore.model.time_marks import TimeMark
 from statestore.settings import Settings
+from statestore.tasks.announcer import Announcer
 from statestore.tasks.commit import (
     CommitStamp,
     TaskCommit,
@@ -17,7 +20,9 @@ from statestore.tasks.commit import (
     position_at,
     rehearse,
     settled,
+    topic_digest,
 )
+from statestore.tasks.event_time import TimesAtCommit
 from statestore.tasks.input_checkpoint import InputCheckpoint, committed_inputs
 from statestore.tasks.plan import Tally, TaskEdges, TaskPlan
 from statestore.tasks.stores import TaskStores
@@ -40,8 +45,8 @@ class Committer:
         """Of each input, the offset NEXT to read after the last commit."""
         self.position = Position()
         """Of the inputs the group has committed, the LAST offset processed."""
-        self.partition_times: Mapping[TopicPartition, int] = {}
-        """Of inputs whose extractor needs it, the latest time of the records committed so far."""
+        self.times = TimesAtCommit(None)
+        """Event time as of the last commit."""
         self.stamp = CommitStamp(0, None)
         self.tally = Tally(serving=plan.serving)
         """What this serving of the task has committed, earlier attempts included."""
@@ -67,8 +72,17 @@ class Committer:
         """Ask the log how far the inputs are committed, and set `offsets`, `stamp` and `tally`."""
         # Under at_least_once a store commits before the group does, so its position says nothing.
         opened = self._stores.opened.values() if self._settings.exactly_once else ()
-        self.offsets, self.stamp, group, self.partition_times = committed_inputs(
+        self.offsets, self.stamp, group, partitions, channels = committed_inputs(
             self._plan, self._edges.cluster, [one.store for one in opened], self._checkpoint.read()
+        )
+        stamp = self.stamp
+        untold = {
+            topic: stamp.untold[digest]
+            for topic in self._plan.times.channels
+            if (digest := topic_digest(topic)) in stamp.untold
+        }
+        self.times = TimesAtCommit(
+            stamp.stream_time_ms, stamp.seen_ms, partitions, channels, untold
         )
         self.position = position_at(group)
         told = self.stamp.tally
@@ -90,17 +104,22 @@ class Committer:
     def commit(
         self,
         offsets: Mapping[TopicPartition, int],
-        stream_time_ms: int | None,
+        times: TimesAtCommit,
         tally: Tally,
-        partition_times: Mapping[TopicPartition, int],
     ) -> None:
         """Commit all that was written, with the offsets of the inputs NEXT to read (E2).
 
-        `tally` includes this commit. `partition_times`: see the attribute, now.
+        `tally` includes this commit.
         """
-        told = tally if tally.serving else None
-        times = in_stamp(partition_times)
-        stamp = CommitStamp(self.stamp.number + 1, stream_time_ms, told, times)
+        stamp = CommitStamp(
+            self.stamp.number + 1,
+            times.stream_time_ms,
+            tally if tally.serving else None,
+            in_stamp(times.partitions),
+            times.seen_ms,
+            {topic_digest(topic): one for topic, one in sorted(times.channels.items())},
+            {topic_digest(topic): one for topic, one in sorted(times.untold.items())},
+        )
         self.begin()
         if not self._settings.exactly_once:
             self._check_ours()  # Kafka fences nobody in this mode (E6)
@@ -116,10 +135,18 @@ class Committer:
         self.stamp = stamp
         self.tally = tally
         self.offsets = offsets
-        self.partition_times = partition_times
+        self.times = times
         self.position = position_at(offsets)
         self._stores.committed()
         self._checkpoint.committed(offsets)
+
+    def announce(self, marks: Mapping[str, TimeMark], announcer: Announcer, now_s: float) -> None:
+        """Write time marks behind all records of the open transaction."""
+        if not self._settings.exactly_once:
+            # Without a transaction nothing but this keeps a record from coming after them.
+            self._edges.outbox.flush()
+        announcer.send(marks, self._edges.outbox, now_s)
+        reach(CrashPoint.COMMIT_MARKED)
 
     def rehearse(self, stream_time_ms: int | None) -> None:
         """Send to the log all that a commit would write, without committing it (E8a)."""

@@ -15,6 +15,7 @@ from statestore.metrics import (
     count_processing,
     input_attributes,
 )
+from statestore.model import time_marks
 from statestore.model.batch import Batch
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.left_out import NO_MATCH, Cause, Fate
@@ -26,13 +27,17 @@ from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.row_times import WriteTime
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned.table import VersionedTable
+from statestore.tasks.announcer import Announcer, InputProgress
 from statestore.tasks.intake import InputBatch
 from statestore.tasks.left_out import LeftOutRecords
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.plan import NO_GLOBAL_STORES, GlobalStoresByName
 from statestore.tasks.poison import Poison
+from statestore.tasks.watermarks import NO_TIME, Watermarks
 from statestore.topology.failures import NodeFailed, Stage, encoded, encoded_for, failed
 from statestore.topology.nodes import (
+    Advance,
+    Earliest,
     Forward,
     Held,
     HeldBack,
@@ -52,7 +57,8 @@ _log = logging.getLogger(__name__)
 class TaskContext:
     """The NodeContext of one attempt of a stream task, and the nodes that it is for.
 
-    `pushes`: by source topic, where its batches go. `stream_time_ms`: the largest timestamp so far.
+    `pushes`: by source topic, where its batches go. `seen_ms`: the largest timestamp so far, and
+    `stream_time_ms` the same as far as no upstream task holds it back (watermarks.py).
     `commit_requested`, `records_out`, `consumed`, `sent`, `left_out`: since the last commit.
     """
 
@@ -65,14 +71,28 @@ class TaskContext:
         *,
         application_id: str,
         stream_time_ms: int | None,
+        seen_ms: int | None,
+        watermarks: Watermarks,
+        announcer: Announcer,
         clock: Clock,
         poison: Poison,
         held_back: HeldBack,
         left_out: LeftOutRecords,
         global_stores: GlobalStoresByName = NO_GLOBAL_STORES,
     ) -> None:
+        """`stream_time_ms` and `seen_ms`: at the last commit; None: the latter is the former."""
         self.task_id = task_id
         self.stream_time_ms = stream_time_ms
+        self.seen_ms = stream_time_ms if seen_ms is None else seen_ms
+        self.kept_back: dict[str, Earliest] = {}
+        self._latest: dict[str, int] = {}
+        """By source topic, the latest time of its records in this attempt."""
+        self._watermarks = watermarks
+        self._announcer = announcer
+        self._advances: list[tuple[str, Advance]] = []
+        self._part = part
+        self._sets_times: set[str] = set()
+        self._passed_bound_ms = NO_TIME
         self.commit_requested = False
         self.records_out = 0
         self.consumed: Counter[TopicPartition] = Counter()
@@ -89,6 +109,7 @@ class TaskContext:
         """What metrics tell of the records of each input."""
         self._closers: list[Callable[[], None]] = []
         self._keeps_stream_times = False
+        self._hold_stores()
         alone = part.one_by_one()
         self._overtakes = bool(alone.nodes or alone.topics)
         try:
@@ -103,6 +124,28 @@ class TaskContext:
 
     def keep_stream_times(self) -> None:
         self._keeps_stream_times = True
+
+    def time_bound(self) -> int | None:
+        return self._watermarks.limit_ms(self.stream_time_ms)
+
+    def when_time_passes(self, node: str, advance: Advance) -> None:
+        if self._watermarks.are_any:
+            # Nodes are made before those above them.
+            self._advances.insert(0, (node, advance))
+
+    def sets_times(self, node: str) -> None:
+        self._sets_times.add(node)
+
+    def keeps_back(self, node: str, earliest: Earliest) -> None:
+        self.kept_back[node] = earliest
+
+    def progress(self, topics: frozenset[str]) -> InputProgress:
+        """Return how far the task has come with the inputs of these topics."""
+        bound_ms = self._watermarks.bound_of(topics)
+        if topics >= self.pushes.keys():
+            return InputProgress(self.stream_time_ms, bound_ms)
+        latest = max((self._latest[it] for it in topics & self._latest.keys()), default=None)
+        return InputProgress(None if latest is None else min(latest, bound_ms), bound_ms)
 
     def table(self, store: str) -> StagedTable:
         return self._open(store).table()
@@ -196,36 +239,106 @@ class TaskContext:
     def _process(self, batch: InputBatch) -> None:
         push, records = self.pushes[batch.tp.topic], batch.records
         start, count, has_timers = 0, len(records), self.punctuations.has_alarms
+        times, held = self._taken_in(batch), self._watermarks.are_any
         while start < count:
-            before_ms = self.stream_time_ms
-            stop = self.punctuations.cut(before_ms, records.timestamps, start)
+            before_ms = times[start] if held else self.stream_time_ms
+            stop = self.punctuations.cut(before_ms, times, start)
             if has_timers and self._overtakes:
                 # A timer may share a store with nodes that its node's own records do not reach.
                 stop = start + 1
-                self.punctuations.timers_pass(records.timestamps[start])
+                self.punctuations.timers_pass(times[start])
             part = records if stop - start == count else records.slice(start, stop)
+            passed = times if stop - start == count else times[start:stop]
             if self._keeps_stream_times:
-                part = part.with_stream_times(running(before_ms, part.timestamps))
+                part = part.with_stream_times(running(before_ms, passed))
             push(part)
-            latest_ms = max(part.timestamps)
+            latest_ms = max(passed)
             if before_ms is None or latest_ms > before_ms:
-                self.stream_time_ms = latest_ms
-                after = batch.tp, batch.offsets[stop - 1]
-                self.punctuations.timers_pass(latest_ms)
-                self.punctuations.stream_time_rose(before_ms, latest_ms, after)
+                self._rise(latest_ms, (batch.tp, batch.offsets[stop - 1]))
             start = stop
+
+    def _taken_in(self, batch: InputBatch) -> list[int]:
+        """Note the times of records; return how late it is at each, but for what was before."""
+        times, watermarks = batch.records.timestamps, self._watermarks
+        if self._announcer:
+            topic, latest_ms = batch.tp.topic, max(times)
+            self._latest[topic] = max(latest_ms, self._latest.get(topic, latest_ms))
+        if not watermarks.are_any:
+            return times
+        latest_ms = max(times)
+        self.seen_ms = latest_ms if self.seen_ms is None else max(latest_ms, self.seen_ms)
+        # Only a mark lets time pass.
+        held_ms = NO_TIME if self.stream_time_ms is None else self.stream_time_ms
+        return [held_ms] * len(times)
+
+    def _rise(self, now_ms: int, after: tuple[TopicPartition, int]) -> None:
+        before_ms, self.stream_time_ms = self.stream_time_ms, now_ms
+        self.punctuations.timers_pass(now_ms)
+        self.punctuations.stream_time_rose(before_ms, now_ms, after)
+
+    def _hold_stores(self) -> None:
+        bound_ms = self.time_bound()
+        for opened in self._stores.values():
+            opened.hold_time(bound_ms)
+
+    def time_may_pass(self) -> bool:
+        """Return whether `let_time_pass` would tell anybody anything."""
+        if not self._watermarks.are_any:
+            return False
+        bound_ms = self._watermarks.bound_ms
+        is_new = bound_ms != self._passed_bound_ms and bool(self._sets_times)
+        return is_new or self.due_ms() is not None
+
+    def due_ms(self) -> int | None:
+        """Return the time to which stream time may rise now; None: it stays."""
+        watermarks, seen_ms = self._watermarks, self.seen_ms
+        if watermarks.sent_ms is not None:
+            seen_ms = watermarks.sent_ms if seen_ms is None else max(seen_ms, watermarks.sent_ms)
+            self.seen_ms = seen_ms
+        if seen_ms is None:
+            return None
+        due_ms = min(seen_ms, watermarks.bound_ms)
+        now_ms = NO_TIME if self.stream_time_ms is None else self.stream_time_ms
+        return due_ms if due_ms > now_ms else None
+
+    def let_time_pass(self, after: tuple[TopicPartition, int]) -> None:
+        """Let stream time rise as far as no upstream task holds it back; `after`: what said so."""
+        now_ms = self.due_ms()
+        outer = APPLICATION.set(self._application_id)
+        try:
+            bound_ms = self._passed_bound_ms = self._watermarks.bound_ms
+            told_ms = NO_TIME if self.stream_time_ms is None else self.stream_time_ms
+            retimed = self._part.below(self._sets_times) if self._sets_times else ()
+            for node, advance in self._advances:
+                passed_ms = told_ms if now_ms is None else now_ms
+                advance(NO_TIME if node in retimed else passed_ms, bound_ms)
+            if now_ms is not None:
+                self._rise(now_ms, after)
+            self._hold_stores()
+        finally:
+            APPLICATION.reset(outer)
 
     def has_timers_before(self, batch: InputBatch) -> bool:
         """Return whether timers may be due that fire before the first of these records."""
-        return self.punctuations.timers_due(batch.records.timestamps[0])
+        return self.punctuations.timers_due(self._before(batch))
 
     def fire_timers_before(self, batch: InputBatch) -> bool:
         """Fire some timers that are due before these records; return whether some may be left."""
         outer = APPLICATION.set(self._application_id)
         try:
-            return self.punctuations.timers_near(batch.records.timestamps[0])
+            return self.punctuations.timers_near(self._before(batch))
         finally:
             APPLICATION.reset(outer)
+
+    def _before(self, batch: InputBatch) -> int:
+        if self._watermarks.are_any:
+            return NO_TIME if self.stream_time_ms is None else self.stream_time_ms
+        return batch.records.timestamps[0]
+
+    def wrote(self, topic: str, batch: Batch) -> None:
+        """Note records written into an internal topic."""
+        if len(batch):
+            self._announcer.wrote(topic, batch.timestamps)
 
     def punctuate(self, now_ms: int) -> None:
         """Fire what is due by wall-clock time."""
@@ -315,7 +428,7 @@ def _checks(part: SubTopology, source: SourceNode, context: TaskContext) -> list
 
 
 def _sink(node: SinkNode, context: TaskContext, outbox: Outbox, application_id: str) -> Push:
-    topic = node.topic.full(application_id)
+    topic, internal = node.topic.full(application_id), node.topic.internal
     contextual = node.key_serde.contextual or node.value_serde.contextual
     written = _written_for if contextual else _written
 
@@ -327,6 +440,8 @@ def _sink(node: SinkNode, context: TaskContext, outbox: Outbox, application_id: 
                 return
             batch = batch.take([i for i in range(len(batch)) if i not in nulls])
         keys, values, headers = written(topic, node, batch)
+        if internal:
+            _check_unmarked(node, batch, keys, values)
         try:
             placing = serdes.placing(node.key_serde, keys)
             choose = None
@@ -345,8 +460,20 @@ def _sink(node: SinkNode, context: TaskContext, outbox: Outbox, application_id: 
             ) from error
         context.records_out += len(batch)
         context.sent[topic] += len(batch)
+        if internal:
+            context.wrote(topic, batch)
 
     return push
+
+
+def _check_unmarked(
+    node: SinkNode, batch: Batch, keys: list[bytes | None], values: list[bytes | None]
+) -> None:
+    """NodeFailed for records that those below would take for time marks."""
+    if places := time_marks.places_of(keys, values):
+        error = ValueError("a record without a value has the key of a time mark of statestore")
+        found: list[tuple[int, Exception]] = [(place, error) for place in places]
+        raise failed(Stage.PRODUCTION, node.name, batch, error, found=found, certain=True)
 
 
 _Written = tuple[list[bytes | None], list[bytes | None], Sequence[tuple[Header, ...]] | None]

@@ -28,8 +28,9 @@ from statestore.ports import Clock, Cluster
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.sessions import TransactionalSessionStore
 from statestore.stores.windows import TransactionalWindowStore
-from statestore.tasks.commit import CommitStamp, partition_times_in
+from statestore.tasks.commit import CommitStamp, channels_in, partition_times_in
 from statestore.tasks.plan import TaskPlan
+from statestore.tasks.watermarks import ChannelStamp
 
 _NAME = "inputs.json"
 REFRESH_MS = 86_400_000
@@ -140,12 +141,14 @@ class CommittedInputs(NamedTuple):
     """The NEXT offset of each input, the last commit's stamp, and what the group itself has.
 
     `partition_times`: of the inputs whose commit says it, the latest time of their records.
+    `channels`: by topic, what its upstream tasks had said.
     """
 
     offsets: dict[TopicPartition, int]
     stamp: CommitStamp
     group: dict[TopicPartition, int]
     partition_times: dict[TopicPartition, int]
+    channels: dict[str, ChannelStamp]
 
 
 def committed_inputs(
@@ -181,7 +184,8 @@ def committed_inputs(
     }
     group = {tp: at.offset for tp, at in committed.items()}
     times = partition_times_in(committed)
-    return CommittedInputs(offsets, CommitStamp.latest(committed), group, times)
+    stamp = CommitStamp.latest(committed)
+    return CommittedInputs(offsets, stamp, group, times, channels_in(committed))
 
 
 def truncated(tp: TopicPartition, *, end: int, committed: int) -> RecordFailed:

@@ -5,20 +5,23 @@ timestamp comes first; ties go by declaration, partition and offset. Runs of one
 as one batch. In a bounded run nothing is handed on until every input has a record waiting or stands
 at its planned end. In a continuous run an input without records is waited for while its log is not
 known to have been read to the end, and then for `max.task.idle.ms`, once, until it has records
-again (KIP-695; -1: not at all).
+again (KIP-695; -1: not at all). The time marks of internal topics are set aside, and are taken once
+all records before them were handed on. They part no batch: to take one later is always right.
 """
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
+from statestore.model import time_marks
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import EVENT_TIME_MAX_MS
-from statestore.model.records import Record
+from statestore.model.records import BYTES, Record
+from statestore.model.time_marks import TimeMark
 from statestore.ports import Source
 from statestore.topology.failures import NodeFailed, Stage, decoded, failed
 from statestore.topology.nodes import SourceNode, TimestampExtractor
@@ -54,6 +57,14 @@ class InputBatch:
         return InputBatch.of(self.records.take(indices))
 
 
+class MarkAt(NamedTuple):
+    """A time mark, and its place in an internal topic."""
+
+    tp: TopicPartition
+    offset: int
+    mark: TimeMark
+
+
 class Judge(Protocol):
     """Decides on records for which an extractor has no time; either method may raise."""
 
@@ -75,14 +86,18 @@ class Intake:
         idle_ms: int = 0,
         *,
         partition_times: Mapping[TopicPartition, int] = NO_TIMES,
+        marked: Collection[str] = (),
     ) -> None:
         """`inputs` in order of declaration; `ends` None: no planned end, wait for `idle_ms`.
 
+        `marked`: the topics in which there may be time marks.
         `extracted`: by topic, the sources that have a timestamp extractor. Records it has no time
         for keep the broker's and are handed on like any other: `judge` decides on them.
         `partition_times`: of inputs whose extractor needs it, the latest time of earlier records.
         """
         self._waiting: dict[TopicPartition, deque[InputBatch]] = {tp: deque() for tp in inputs}
+        self._marked = {tp for tp in inputs if tp.topic in marked}
+        self._marks: dict[TopicPartition, deque[MarkAt]] = {tp: deque() for tp in self._marked}
         self._extracted = extracted
         self._judge = judge
         self._ends = ends
@@ -116,6 +131,8 @@ class Intake:
         if end is not None and batch.offsets and batch.offsets[-1] >= end:
             batch = batch.slice(0, bisect_left(batch.offsets, end))
             self._cut.add(tp)
+        if tp in self._marked:
+            batch = self._without_marks(batch)
         source = self._extracted.get(tp.topic)
         if source is not None and source.timestamp_extractor is not None and len(batch):
             extract = source.timestamp_extractor
@@ -123,6 +140,29 @@ class Intake:
             batch = InputBatch.of(batch.records.with_columns(timestamps=times))
         if len(batch):
             self._waiting[tp].append(batch)
+
+    def _without_marks(self, batch: InputBatch) -> InputBatch:
+        """Set aside the time marks of a batch."""
+        records, tp = batch.records, batch.tp
+        keys = records.keys.encoded(BYTES)
+        places = time_marks.places_of(keys, records.values.encoded(BYTES))
+        if not places:
+            return batch
+        for place in places:
+            offset = batch.offsets[place]
+            mark = time_marks.read(keys[place] or b"", f"{tp} at offset {offset}")
+            self._marks[tp].append(MarkAt(tp, offset, mark))
+        gone = set(places)
+        return batch.take([place for place in range(len(batch)) if place not in gone])
+
+    def take_marks(self) -> list[MarkAt]:
+        """Return the time marks before which no record waits, each once."""
+        found: list[MarkAt] = []
+        for tp, marks in self._marks.items():
+            queue = self._waiting[tp]
+            while marks and not (queue and queue[0].offsets[0] < marks[0].offset):
+                found.append(marks.popleft())
+        return found
 
     def at(self, tp: TopicPartition, position: int, *, more: bool = False) -> None:
         """Note that the source is at `position` without new records (end of log, control records).
@@ -147,13 +187,15 @@ class Intake:
     def finished(self) -> bool:
         """Return whether every input was read to its planned end and nothing is buffered."""
         return self._ends is not None and all(
-            self._at_end(tp) and not queue for tp, queue in self._waiting.items()
+            self._at_end(tp) and not queue and not self._marks.get(tp)
+            for tp, queue in self._waiting.items()
         )
 
     def reached(self, tp: TopicPartition) -> int | None:
         """Return the offset to commit once everything handed on is processed; None: not yet known.
 
-        It is past control records, but never past a record that was not handed on.
+        It is past control records, but never past a record that was not handed on. Time marks
+        before it have to be taken first.
         """
         queue = self._waiting[tp]
         if queue:

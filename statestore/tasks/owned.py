@@ -15,6 +15,7 @@ from statestore.model.batch import Batch
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.expiry import ExpiringTable
+from statestore.stores.in_windows import OwnerInWindows
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.kinds import BuiltIn, following, logged_keys, over_rows, row_of
 from statestore.stores.logged import read_versions
@@ -79,6 +80,9 @@ class OwnedStore(Protocol):
 
     def reached(self, stream_time_ms: int) -> None:
         """Take in the stream time of the last commit, by which rows may expire."""
+
+    def hold_time(self, bound_ms: int | None) -> None:
+        """Let rows expire as if stream time were no later than that (SEMANTICS E4d)."""
 
     def changes(self, otherwise_ms: int) -> Changes:
         """Return what the next commit logs: the last value of each key, or every version.
@@ -201,6 +205,12 @@ class OpenStore:
     def reached(self, stream_time_ms: int) -> None:
         if isinstance(self._table, ExpiringTable):
             self._table.reached(stream_time_ms)
+
+    def hold_time(self, bound_ms: int | None) -> None:
+        if isinstance(self._table, VersionedTable):
+            self._table.time.hold(bound_ms)
+        elif isinstance(self.store, OwnerInWindows):
+            self.store.hold_time(bound_ms)
 
     @property
     def clock(self) -> WriteTime | None:
@@ -335,6 +345,9 @@ class SuppliedStore:
             self._committed(None, position)
 
     def reached(self, stream_time_ms: int) -> None:
+        """Do nothing, because its class knows whether its rows expire."""
+
+    def hold_time(self, bound_ms: int | None) -> None:
         """Do nothing, because its class knows whether its rows expire."""
 
     def changes(self, otherwise_ms: int) -> Changes:

@@ -19,6 +19,7 @@ from statestore.stores.kinds import BuiltIn
 from statestore.stores.specs import BuiltInSpec, StoreSpec
 from statestore.tasks.intake import Intake, Judge
 from statestore.tasks.left_out import dropped, stamped
+from statestore.tasks.time_plan import TimePlan
 from statestore.topology.sub_topologies import SubTopology
 
 GlobalStoresByName = Mapping[str, GlobalKeyValueStore[Any, Any]]
@@ -56,6 +57,7 @@ class TaskPlan:
     accept_empty_changelog: bool = False
     serving: str = ""
     """Names this serving of the task, whichever worker attempts it; empty: not known."""
+    times: TimePlan = TimePlan()
 
     def intake(
         self, settings: Settings, judge: Judge, partition_times: Mapping[TopicPartition, int]
@@ -74,6 +76,11 @@ class TaskPlan:
             judge,
             settings.max_task_idle_ms,
             partition_times=partition_times,
+            marked={
+                topic.full(settings.application_id)
+                for topic in self.part.source_topics
+                if topic.internal
+            },
         )
 
 

@@ -112,6 +112,11 @@ class TaskStores:
         ]
         return done
 
+    def hold_time(self, limit_ms: int | None) -> None:
+        """Let rows of all stores expire as if stream time were no later than that."""
+        for opened in self.opened.values():
+            opened.hold_time(limit_ms)
+
     def reached(self, stream_time_ms: int | None) -> None:
         """Tell restored stores the stream time of the last commit, which their logs do not have."""
         if stream_time_ms is not None:

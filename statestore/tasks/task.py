@@ -32,9 +32,11 @@ from statestore.faults import CrashPoint, reach
 from statestore.layout.folders import StateLayout
 from statestore.settings import Settings
 from statestore.stores.specs import VersionedSpec
+from statestore.tasks.announcer import Announcer
 from statestore.tasks.attempt import Attempt, RetryBudget
 from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
+from statestore.tasks.event_time import EventTime
 from statestore.tasks.left_out import LeftOutRecords
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare, TaskMemory
 from statestore.tasks.owned import OwnedStore
@@ -44,6 +46,7 @@ from statestore.tasks.poison import Poison, Rehearsed
 from statestore.tasks.rewriting import Chunk, Place, stage, stage_log
 from statestore.tasks.snapshot_responder import SnapshotResponder
 from statestore.tasks.stores import TaskStores
+from statestore.tasks.watermarks import Watermarks
 from statestore.topology.failures import NodeFailed
 from statestore.topology.nodes import HeldBack
 
@@ -84,6 +87,7 @@ class StreamTask:
         self._held_back = HeldBack()
         self._left_out = LeftOutRecords(plan.task_id)
         self._traffic = Traffic()
+        self._announcer = Announcer(plan.times, plan.part, settings.application_id)
         self._attempt: Attempt | None = None
         """The present attempt; None: the task was not started."""
 
@@ -119,7 +123,7 @@ class StreamTask:
     def finish(self) -> None:
         """Commit what was processed, at the clean end of a bounded run or of a stop."""
         if self._present().needs_commit():
-            self.step_commit()
+            self._recovering(lambda: self._present().commit(last=True))
         self._ownership.check()
         self._responder.finish(self._stores.opened, self._committer.stamp.number)
         self.report.caught_up = self._present().caught_up()
@@ -134,6 +138,10 @@ class StreamTask:
         Each commit has a part of them. Nothing else is processed meanwhile.
         """
         return self._in_chunks(store, stage)
+
+    def all_seen(self) -> bool:
+        """Note that all input there is was processed; return whether that let time pass (E4d)."""
+        return bool(self._recovering(lambda: self._present().all_seen()))
 
     def standing(self) -> Standing:
         """Return how far the task has come, without asking a broker."""
@@ -248,6 +256,9 @@ class StreamTask:
     def _restore(self) -> None:
         offsets, stamp = self._committer.offsets, self._committer.stamp
         position, nothing = self._committer.position, stamp.number == 0
+        times = self._committer.times
+        watermarks = Watermarks(self._plan.times.upstream, times.channels)
+        self._stores.hold_time(watermarks.limit_ms(times.stream_time_ms))
         done = self._stores.restore(offsets, position, nothing_committed=nothing)
         self._stores.reached(stamp.stream_time_ms)
         self._held_back.restored()
@@ -263,13 +274,18 @@ class StreamTask:
             self._attempt.close()
         self._held_back.went_back()
         self._left_out.went_back()
+        self._announcer.went_back(committer.times.untold)
+        watermarks = Watermarks(plan.times.upstream, committer.times.channels)
         context = TaskContext(
             plan.task_id,
             plan.part,
             self._stores.opened,
             edges.outbox,
             application_id=settings.application_id,
-            stream_time_ms=committer.stamp.stream_time_ms,
+            stream_time_ms=committer.times.stream_time_ms,
+            seen_ms=committer.times.seen_ms,
+            watermarks=watermarks,
+            announcer=self._announcer,
             clock=edges.clock,
             poison=self._poison,
             held_back=self._held_back,
@@ -278,7 +294,14 @@ class StreamTask:
         )
         self.report.held = self._held_back.by_store()
         self._poison.went_back()
-        intake = plan.intake(settings, self._poison, committer.partition_times)
+        intake = plan.intake(settings, self._poison, committer.times.partitions)
+        times = EventTime(
+            watermarks,
+            self._announcer,
+            settles=plan.ends is not None and plan.times.settled,
+            idle_ms=settings.idle_input_ms if plan.ends is None else None,
+            now_s=edges.clock.monotonic(),
+        )
         self._attempt = Attempt(
             context,
             intake,
@@ -289,6 +312,7 @@ class StreamTask:
             retry=self._retry,
             report=self.report,
             traffic=self._traffic,
+            times=times,
             clock=edges.clock,
         )
         edges.source.start(committer.offsets)

@@ -7,9 +7,9 @@ time stands still until a test moves it.
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, Self, overload
 
 from statestore.engines.memory import MemoryEngine
 from statestore.errors import (
@@ -21,15 +21,15 @@ from statestore.errors import (
     UnknownStore,
 )
 from statestore.layout.folders import StateLayout
+from statestore.model import time_marks
 from statestore.model.batch import Batch, Column
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import EVENT_TIME_MAX_MS, Span, Time, span_ms, to_ms
 from statestore.model.records import Header, K, Record, Serde, SerdeContext, Side, V
-from statestore.operations.lookups import BYTES_MAX, rows_of
 from statestore.operations.matching import OwnTopics
 from statestore.operations.run import check_named
 from statestore.operations.topics import dead_letter_topics, internal_topics
-from statestore.ports import Changelog, Replayed, TopicSpec
+from statestore.ports import TopicSpec
 from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.stores.contracts import (
@@ -39,7 +39,6 @@ from statestore.stores.contracts import (
     WindowStore,
 )
 from statestore.stores.durability import LagLimits
-from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.in_windows import TIME_ROW
 from statestore.stores.kinds import BuiltIn, open_over, tables_of
 from statestore.stores.logged import read_versions
@@ -53,15 +52,15 @@ from statestore.stores.specs import (
     VersionedSpec,
     WindowSpec,
 )
-from statestore.stores.staged_table import StagedTable
-from statestore.targets import read_file
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.tasks.task import StreamTask
+from statestore.tasks.time_plan import TimePlans
+from statestore.testing.driver_globals import DriverTables
 from statestore.testing.memory_broker import MemoryBroker, MemorySource
 from statestore.topology import missing_methods
 from statestore.topology.graph import Topology, require_topology
 from statestore.topology.logs import log_of, logs
-from statestore.topology.nodes import GlobalSource, LookupSource, SinkNode, SourceNode, TopicName
+from statestore.topology.nodes import SinkNode, SourceNode, TopicName
 
 _DEFAULTS = {
     "application.id": "topology-test",
@@ -124,10 +123,10 @@ class TopologyTestDriver:
         self._broker = MemoryBroker()
         self._partitions = partitions
         self._clock = ManualClock()
-        self._read: dict[str, int] = {}
+        self._read: dict[TopicPartition, int] = {}
         self._tasks: dict[TaskId, StreamTask] = {}
         self._sources: dict[TaskId, MemorySource] = {}
-        self._global_tables = _GlobalTables(topology, self._open_store)
+        self._global_tables = DriverTables(topology, self._open_store)
         try:
             self._counts = self._create_topics(partitions)
             self._start()
@@ -209,8 +208,8 @@ class TopologyTestDriver:
         """
         key_serde, value_serde = self._serdes(topic)
         rows = self._broker.records(topic)
-        fresh = rows[self._read.get(topic, 0) :]
-        self._read[topic] = len(rows)
+        fresh = [row for row in rows if _next_of(row) > self._read.get(_place_of(row), 0)]
+        self._read |= {_place_of(row): _next_of(row) for row in fresh}
         if isinstance(self._logged_in(topic), VersionedSpec):
             fresh = _versions_in(fresh)
         return [
@@ -219,7 +218,8 @@ class TopologyTestDriver:
                 value=_decode(topic, "value", value_serde, row.value, row.headers),
             )
             for row in fresh
-            if row.key != TIME_ROW or serdes.of_windowed(key_serde.name) is None
+            if (row.key != TIME_ROW or serdes.of_windowed(key_serde.name) is None)
+            and not (row.value is None and time_marks.is_mark(row.key))
         ]
 
     @overload
@@ -328,7 +328,13 @@ class TopologyTestDriver:
             for topic in part.source_topics
             if task_id.partition < self._counts[topic]
         )
-        return TaskPlan(task_id, part, self._topology.stores, inputs, ends=None)
+        tasks = self._topology.tasks(self._counts)
+        times = TimePlans(
+            self._topology, tasks, self._counts, self._settings.application_id, "test"
+        )
+        return TaskPlan(
+            task_id, part, self._topology.stores, inputs, ends=None, times=times.of(task_id)
+        )
 
     def _edges(self, task_id: TaskId) -> TaskEdges:
         group_id = self._settings.application_id
@@ -392,8 +398,19 @@ class TopologyTestDriver:
         self._broker.produce(TopicPartition(topic, record.partition or 0), record)
 
     def _drain(self) -> None:
-        """Step all tasks until none has anything left, in internal topics either."""
+        """Step all tasks until none has anything left, in internal topics either.
+
+        Then all input was seen, as at the end of a run.
+        """
         self._check_open()
+        self._step_all()
+        for task in self._tasks.values():
+            # In the order of waves, so nothing that this makes comes to a task before.
+            if task.all_seen():
+                task.finish()
+                self._step_all()
+
+    def _step_all(self) -> None:
         moved = True
         while moved:
             moved = False
@@ -471,64 +488,15 @@ class TopologyTestDriver:
         )
 
 
-class _LookupFile(NamedTuple):
-    """The file of a lookup as it was read last, and the keys of its rows."""
+def _place_of(row: Record[Any, Any]) -> TopicPartition:
+    assert row.topic is not None
+    assert row.partition is not None
+    return TopicPartition(row.topic, row.partition)
 
-    content: bytes
-    keys: frozenset[bytes]
 
-
-class _GlobalTables:
-    """The global tables and lookups of a topology under test: up to date before each step."""
-
-    def __init__(
-        self, topology: Topology, open_store: Callable[[BuiltInSpec, Path], BuiltIn]
-    ) -> None:
-        self.stores: dict[str, GlobalKeyValueStore[Any, Any]] = {}
-        self._tables: list[tuple[GlobalSource, StagedTable]] = []
-        self._read: dict[TopicPartition, int] = {}
-        for source in topology.global_sources:
-            table = open_store(source.spec, Path()).table
-            assert isinstance(table, StagedTable)
-            self.stores[source.spec.name] = GlobalKeyValueStore(source.spec, table)
-            self._tables.append((source, table))
-        self._lookups: list[tuple[LookupSource, StagedTable]] = []
-        self._files: dict[str, _LookupFile] = {}
-        for lookup in topology.lookups:
-            table = open_store(lookup.spec, Path()).table
-            assert isinstance(table, StagedTable)
-            self.stores[lookup.spec.name] = GlobalKeyValueStore(lookup.spec, table)
-            self._lookups.append((lookup, table))
-
-    def refresh(self, changelog: Changelog, partitions: int) -> None:
-        """Take over what the topics got, and what the files of lookups have."""
-        for lookup, table in self._lookups:
-            name, content = lookup.spec.name, read_file(lookup.url, BYTES_MAX).content
-            before = self._files.get(name)
-            if before is None or before.content != content:
-                now = rows_of(lookup, content)
-                gone = () if before is None else before.keys - now.keys()
-                keys = [*now, *gone]
-                table.restore(keys, [now.get(key) for key in keys], [0] * len(keys), {})
-                self._files[name] = _LookupFile(content, frozenset(now))
-        for source, table in self._tables:
-            tps = [TopicPartition(source.topic.name, p) for p in range(partitions)]
-            for tp, bounds in changelog.bounds(tps).items():
-                start = self._read.get(tp, bounds.start)
-                if start < bounds.end:
-                    for stretch in changelog.replay(tp, start, bounds.end):
-                        self._apply(table, tp, stretch)
-
-    def _apply(self, table: StagedTable, tp: TopicPartition, stretch: Replayed) -> None:
-        keyless = set(stretch.batch.keys.nulls())
-        batch = stretch.batch.take([i for i in range(len(stretch.batch)) if i not in keyless])
-        table.restore(
-            batch.keys.objects,
-            batch.values.objects,
-            batch.timestamps,
-            {tp: stretch.offset_next},
-        )
-        self._read[tp] = stretch.offset_next
+def _next_of(row: Record[Any, Any]) -> int:
+    assert row.offset is not None
+    return row.offset + 1
 
 
 def _nothing_to_link(_source: Path, _target: Path, _owner_dead: bool, /) -> None:  # noqa: FBT001  # a port

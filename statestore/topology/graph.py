@@ -227,8 +227,9 @@ class Topology:
         while left:
             fed = {target for ordinal in left for target in feeds[ordinal]}
             ready = left - fed
-            waves.append(Wave(tuple(sorted(ready or left)), repeat=not ready))
-            left -= ready or left
+            chosen = ready or _first_cycle(left, feeds)
+            waves.append(Wave(tuple(sorted(chosen)), repeat=not ready))
+            left -= chosen
         return tuple(waves)
 
     @cached_property
@@ -371,6 +372,20 @@ class _PartitionCounts:
                     f"{node} joins topics with different partition counts ({listed}): "
                     "repartition() one side or recreate the topic"
                 )
+
+
+def _first_cycle(left: set[int], feeds: Mapping[int, set[int]]) -> set[int]:
+    """Return sub-topologies that feed each other, and that no other of those left feeds."""
+    below: dict[int, set[int]] = {}
+    for start in left:
+        found, ahead = {start}, [start]
+        while ahead:
+            more = (feeds[ahead.pop()] & left) - found
+            found |= more
+            ahead += more
+        below[start] = found
+    above = {one: {other for other in left if one in below[other]} for one in left}
+    return next(above[one] for one in sorted(left) if above[one] <= below[one])
 
 
 def _topics_above(nodes: Sequence[Node], names: Iterable[str]) -> tuple[TopicName, ...]:

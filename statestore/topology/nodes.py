@@ -32,6 +32,14 @@ TimestampExtractor = Callable[..., int]
 """From a record, or a record and the time of its partition so far, to its time."""
 Push = Callable[[Batch], None]
 Forward = Callable[[Batch, str | None], None]
+Earliest = Callable[[int], int]
+"""From stream time to the earliest time of a record that a node may still forward, both in ms."""
+Advance = Callable[[int, int], None]
+"""Takes stream time, and the bound that the times of a node's own records cannot pass, both in ms.
+
+Stream time is below every time where a function of the pipeline sets the times of the node's
+records: then only these say how late it is.
+"""
 Origin = tuple[TopicPartition, int]
 """An input record, by its partition and offset."""
 
@@ -98,6 +106,23 @@ class NodeContext(Protocol):
 
     def stream_time(self) -> int | None:
         """Return the largest timestamp processed so far, in ms; None before the first record."""
+
+    def time_bound(self) -> int | None:
+        """Return what no time that an operator keeps may pass yet, in ms; None: there is no bound.
+
+        Records behind a repartition are not in the order of their times, even if they came in it:
+        the bound is how far all tasks that write there have come (SEMANTICS E4d). It is the same
+        throughout a batch.
+        """
+
+    def when_time_passes(self, node: str, advance: Advance) -> None:
+        """Have an operator told when its time may have risen without a record."""
+
+    def keeps_back(self, node: str, earliest: Earliest) -> None:
+        """Note that a node forwards results whose times have passed."""
+
+    def sets_times(self, node: str) -> None:
+        """Note that a function of the pipeline may give records other times in this node."""
 
     def keep_stream_times(self) -> None:
         """Ask that batches of the input carry the stream time at each of their records."""
@@ -175,6 +200,7 @@ class StreamClock(Protocol):
     """The part of a NodeContext that tells stream time."""
 
     def stream_time(self) -> int | None: ...
+    def time_bound(self) -> int | None: ...
 
 
 def in_order(times: list[int]) -> bool:
@@ -203,7 +229,11 @@ def stream_times(context: StreamClock, batch: Batch) -> list[int]:
     """
     if batch.stream_times is not None:
         return batch.stream_times
-    return running(context.stream_time(), batch.timestamps)
+    now_ms = context.stream_time()
+    if context.time_bound() is not None:
+        # Behind a repartition no record lets time pass.
+        return [-1 if now_ms is None else now_ms] * len(batch)
+    return running(now_ms, batch.timestamps)
 
 
 @dataclass(slots=True)

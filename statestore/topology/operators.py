@@ -153,7 +153,13 @@ def retimed(node: str, function: Callable[[Record[Any, Any]], Time]) -> Build:
         times = [_time_ms(function(record)) for record in _records(batch, rows)]
         return batch.with_columns(timestamps=times)
 
-    return _guarded(node, transform, "key", "value", wanted=_TIME)
+    build_transform = _guarded(node, transform, "key", "value", wanted=_TIME)
+
+    def build(context: NodeContext, forward: Forward) -> Push:
+        context.sets_times(node)
+        return build_transform(context, forward)
+
+    return build
 
 
 def reheaded(node: str, function: Callable[[Record[Any, Any]], Iterable[Header]]) -> Build:

@@ -7,7 +7,7 @@ on, records go one by one, as in Kafka Streams.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,6 +63,14 @@ class SubTopology:
         return bool(self.stores) and any(
             isinstance(node, OperatorNode) and node.fans_out for node in self.nodes
         )
+
+    def below(self, names: Collection[str]) -> frozenset[str]:
+        """Return the nodes that are reached from these, and these."""
+        found = set(names)
+        for node in self.nodes:  # Parents come before their children.
+            if not found.isdisjoint(node.parents):
+                found.add(node.name)
+        return frozenset(found)
 
     def width(self, counts: Mapping[TopicName, int], least: Mapping[str, int]) -> int:
         """Return how many stream tasks it has: one for each partition of its widest topic.

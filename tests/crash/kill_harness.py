@@ -42,6 +42,7 @@ PARTITIONS = 2
 _ELSEWHERE = (
     "audit.",
     "clone.",
+    "commit.marked",
     "export.",
     "global.",
     "import.",

@@ -11,11 +11,14 @@ from statestore.ports import TopicSpec
 from statestore.settings import Settings
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
+from statestore.tasks.announcer import Announcer
 from statestore.tasks.context import TaskContext
 from statestore.tasks.left_out import LeftOutRecords
 from statestore.tasks.owned import OpenStore
 from statestore.tasks.poison import Poison
 from statestore.tasks.store_log import OwnChangelog
+from statestore.tasks.time_plan import TimePlan
+from statestore.tasks.watermarks import Watermarks
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.failures import NodeFailed
@@ -51,6 +54,9 @@ class Wired:
             self.outbox,
             application_id="shop",
             stream_time_ms=None,
+            seen_ms=None,
+            watermarks=Watermarks({}, {}),
+            announcer=Announcer(TimePlan(), part, "shop"),
             clock=ManualClock(),
             poison=Poison(TaskId(0, 0), part, Settings(), self.outbox),
             held_back=HeldBack(),

@@ -72,6 +72,7 @@ KEYS = [
     Key("statestore.export.target", "", "s3://bucket/a", "s3://bucket/a", (["s3://bucket/a"],)),
     number("statestore.batch.max.records", 500_000, 1),
     number("max.task.idle.ms", 0, -1),
+    number("statestore.idle.input.ms", 1_000, 0),
     number("replication.factor", -1, -1),
     Key("automatic.state.relocation", True, "FALSE", False, NOT_FLAGS),
     Key("ensure.explicit.internal.resource.naming", True, "false", False, NOT_FLAGS),

@@ -106,9 +106,9 @@ def test_a_forgotten_delete_is_found_below_its_segments_end_and_not_among_versio
     assert row > layout.CLOCK_KEY
 
 
-@given(now=TIMES, bound=TIMES)
-def test_the_clock_comes_back(now: int, bound: int) -> None:
-    assert layout.read_clock(layout.clock_row(now, bound)) == (now, bound)
+@given(now=TIMES, bound=TIMES, limit=TIMES | st.none())
+def test_the_clock_comes_back(now: int, bound: int, limit: int | None) -> None:
+    assert layout.read_clock(layout.clock_row(now, bound, limit)) == (now, bound, limit)
 
 
 @given(bound=st.integers(-(10**6), 10**6), interval=st.integers(1, 1000), end=st.integers())

@@ -463,6 +463,6 @@ def _versions(engine: Engine, now_ms: int) -> Iterator[Changes]:
             yield versions([key for key, _ in batch], [row for _, row in batch])
     clock = history.get(versioned_layout.CLOCK_KEY)
     if clock is not None:
-        now, bound = versioned_layout.read_clock(clock)
+        now, bound, _ = versioned_layout.read_clock(clock)
         forgotten = Forgotten(now, bound, versioned_layout.TIME_MIN)
         yield of_the_log([], [], [], forgotten, now_ms)

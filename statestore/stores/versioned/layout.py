@@ -51,6 +51,7 @@ _HEAD: Final = struct.Struct(">BQ")
 _PLACE: Final = struct.Struct(">cQI")
 _TIME: Final = struct.Struct(">Q")
 _CLOCK: Final = struct.Struct(">QQ")
+_LIMIT: Final = struct.Struct(">Q")
 HEAD_SIZE: Final = _HEAD.size
 STAMP_SIZE: Final = _TIME.size
 STAMP: Final = slice(1, HEAD_SIZE)
@@ -208,15 +209,17 @@ def expired_below(bound_ms: int, interval_ms: int) -> int:
     return (bound_ms + 1) // interval_ms
 
 
-def clock_row(stream_time: int, bound: int) -> bytes:
-    """Return the row of the observed stream time and the bound of history."""
-    return _CLOCK.pack(stream_time + BIAS, bound + BIAS)
+def clock_row(stream_time: int, bound: int, limit: int | None = None) -> bytes:
+    """Return the row of the observed stream time, the bound of history, and what limits it."""
+    row = _CLOCK.pack(stream_time + BIAS, bound + BIAS)
+    return row if limit is None else row + _LIMIT.pack(limit + BIAS)
 
 
-def read_clock(row: bytes) -> tuple[int, int]:
+def read_clock(row: bytes) -> tuple[int, int, int | None]:
     """The inverse of `clock_row`."""
-    stream_time, bound = _CLOCK.unpack(row)
-    return stream_time - BIAS, bound - BIAS
+    stream_time, bound = _CLOCK.unpack(row[: _CLOCK.size])
+    limit = _LIMIT.unpack(row[_CLOCK.size :])[0] - BIAS if len(row) > _CLOCK.size else None
+    return stream_time - BIAS, bound - BIAS, limit
 
 
 _INTERVALS: Final = ((60_000, 3, 2_000), (300_000, 5, 20_000), (3_600_000, 12, 60_000))

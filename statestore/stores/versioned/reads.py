@@ -38,10 +38,14 @@ Look = Callable[[View, RowScan[Pair]], Iterator[T]]
 
 
 class StreamTime(NamedTuple):
-    """A stream time, and the time before which history is gone; both NEVER before the first put."""
+    """A stream time, and the time before which history is gone; both NEVER before the first put.
+
+    `limit`: the bound is judged as if stream time were no later than that; None: there is no limit.
+    """
 
     now: int
     bound: int
+    limit: int | None = None
 
     @classmethod
     def never(cls) -> Self:
@@ -57,16 +61,18 @@ class ObservedTime:
 
     The bound is stream time less the retention and never goes back, as a longer retention does not
     bring history back (V5). Only the owner sets `now`, and never back; other threads may read all
-    three.
+    three. Behind a repartition, stream time counts for the bound only as far as all upstream tasks
+    have come (E4d).
     """
 
-    __slots__ = ("_bound_before", "_retention_ms", "committed", "now")
+    __slots__ = ("_bound_before", "_limit", "_retention_ms", "committed", "now")
 
     def __init__(self, committed: StreamTime | None, retention_ms: int) -> None:
         self._retention_ms = retention_ms
         self.committed = committed or StreamTime.never()
         self.now = self.committed.now
         self._bound_before = self.committed.bound
+        self._limit = self.committed.limit
         self.committed = self.observed()
 
     @property
@@ -77,12 +83,20 @@ class ObservedTime:
 
     def bound_at(self, time: int) -> int:
         """Return the bound there would be if `time` had been observed last."""
+        limit = self._limit
+        if limit is not None and limit < time:
+            time = limit
         return max(self._bound_before, time - self._retention_ms, TIME_MIN)
 
     def restored(self, now: int, bound: int) -> None:
         """Take in the stream time and the bound of a log that is replayed."""
         self.now = max(self.now, now)
         self._bound_before = max(self._bound_before, bound)
+
+    def hold(self, limit: int | None) -> None:
+        """Judge the bound as if stream time were no later than that."""
+        self._bound_before = max(self._bound_before, self.committed.bound)
+        self._limit = limit
 
     def mark(self) -> int:
         """Return the stream time now."""
@@ -105,7 +119,10 @@ class ObservedTime:
 
     def observed(self) -> StreamTime:
         """Return the stream time and the bound, with what is pending."""
-        return StreamTime(self.now, self.bound)
+        limit = self._limit
+        if limit is not None and limit >= self.now:
+            limit = None
+        return StreamTime(self.now, self.bound, limit)
 
 
 def read_stream_time(history: Table, where: str) -> StreamTime | None:

@@ -523,8 +523,9 @@ class VersionedTable:
 
     def _stage_clock(self) -> None:
         clock = self.time
-        if clock.committed != (clock.now, clock.bound):
-            self._history_rows.put(layout.CLOCK_KEY, layout.clock_row(clock.now, clock.bound))
+        observed = clock.observed()
+        if clock.committed != observed:
+            self._history_rows.put(layout.CLOCK_KEY, layout.clock_row(*observed))
 
     def _sweep(self, below: int) -> list[bytes]:
         """Clear away tombstones that are the latest of their keys and older than history.

@@ -20,7 +20,8 @@ from statestore.topology.joins.foreign_keys import foreign_keys_by, join_by_fore
 from statestore.topology.joins.joiners import Joiner
 from statestore.topology.materialized import Materialized
 from statestore.topology.tables import views
-from statestore.topology.tables.suppression import Suppressed, suppressed_table
+from statestore.topology.tables.suppressed import Suppressed
+from statestore.topology.tables.suppression import suppressed_table
 
 R = TypeVar("R")
 A = TypeVar("A")

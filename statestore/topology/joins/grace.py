@@ -112,10 +112,17 @@ def waiting(node: str, side: WaitingPlace, join: Join, *, table_side: bool) -> B
                 first = None
                 if not table_side:
                     batch, then, first = room.add(node, batch, then)
-                due = room.take_due(batch.timestamps, then, first)
+                due = room.take_due(room.bounded(batch.timestamps), then, first)
+            release(due)
+
+        def release(due: Held) -> None:
             if len(due.batch):
                 # Both sides use one name, so that a record is judged alike whichever side wakes it.
                 context.release(side.join, due, hand_on)
+
+        def time_passed(now_ms: int, bound_ms: int) -> None:
+            now_ms = max(now_ms, min(room.ahead_ms, bound_ms))
+            release(room.take_due([now_ms], [now_ms], None))
 
         def hand_on(due: Batch) -> None:
             try:
@@ -128,6 +135,9 @@ def waiting(node: str, side: WaitingPlace, join: Join, *, table_side: bool) -> B
             if len(made):
                 forward(made, None)
 
+        context.when_time_passes(node, time_passed)
+        if not table_side:
+            context.keeps_back(node, lambda now_ms: max(now_ms - side.grace_ms, 0))
         return push
 
     return build
@@ -173,7 +183,17 @@ class _Room:
         self._context = context
         self._table = context.table(side.store)
         self._side = side
+        self.ahead_ms = TIME_MIN
+        """The latest time of a record here, however far upstream tasks have come."""
         context.held_back.opened(side.store, self._count)
+
+    def bounded(self, times: list[int]) -> list[int]:
+        """Return the times of records as far as no upstream task holds them back."""
+        bound_ms = self._context.time_bound()
+        if bound_ms is None or not times:
+            return times
+        self.ahead_ms = max(self.ahead_ms, *times)
+        return [min(time, bound_ms) for time in times]
 
     def add(self, node: str, batch: Batch, then: list[int]) -> tuple[Batch, list[int], int]:
         """Store a batch, without records that have no value, which do not move time either.
@@ -205,7 +225,7 @@ class _Room:
 
     def places_due(self, times: list[int]) -> set[int]:
         """Return where in a batch with these times a record that waits comes due."""
-        nows = running(self._now(), times)
+        nows = running(self._now(), self.bounded(times))
         found = [_ROW.unpack(at)[1] - _BIAS for at, _ in self._scan_due(nows[-1])]
         return {bisect_left(nows, time + self._side.grace_ms) for time in found}
 
@@ -244,7 +264,7 @@ class _Room:
     def pass_time(self, times: list[int]) -> None:
         """Take in the times of a batch by which nothing is due any more."""
         before_ms = self._now()
-        now_ms = running(before_ms, times)[-1]
+        now_ms = running(before_ms, self.bounded(times))[-1]
         if now_ms != before_ms:
             self._table.put_all({_TIME: _NUMBER.pack(now_ms + _BIAS)})
 

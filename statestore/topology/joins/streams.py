@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from statestore.model.batch import Batch, Column
+from statestore.model.batch import Batch, Column, no_records
 from statestore.model.ids import TaskId
 from statestore.model.records import Serde
 from statestore.stores.specs import KeyValueSpec
@@ -42,7 +42,8 @@ from statestore.topology.failures import (
     processing,
 )
 from statestore.topology.joins.joiners import Joiner
-from statestore.topology.joins.windows import BIAS, TIME, JoinWindows, Sweeper, time_of
+from statestore.topology.joins.stream_rows import KeyRows, Match, Unmatched, listed_as, time_bytes
+from statestore.topology.joins.windows import BIAS, JoinWindows, Sweeper, time_of
 from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, in_order
 
 LEFT: Final = b"\x01"
@@ -109,40 +110,6 @@ class StreamJoin:
         return made
 
 
-class _Waiting(NamedTuple):
-    """A record that waited for a match in vain: first by when its window closed, then by order."""
-
-    closes_ms: int
-    listed: bytes
-    row: bytes
-
-    @property
-    def letter(self) -> bytes:
-        return self.listed[:1]
-
-
-class _Result(NamedTuple):
-    """A result to be: `place` is the record of the batch with which it comes.
-
-    `letter` is the side of a record that waited in vain, whose key and value are `key` and `raw`;
-    b"": the record at `place` itself, joined with `raw`, a value of the other side, if any.
-    """
-
-    place: int
-    letter: bytes
-    key: bytes | None
-    raw: bytes | None
-    time_ms: int
-
-
-class _Rows(NamedTuple):
-    """The records of one key in the other side's store, by time and number."""
-
-    times: list[int]
-    rows: list[bytes]
-    values: list[bytes]
-
-
 class _Half:
     """The node of one side in a stream task."""
 
@@ -175,6 +142,11 @@ class _Half:
         self._keeps_waiting = join.left.waits or join.right.waits
         if self._keeps_waiting:
             context.held_back.opened(join.shared.name, self._count)
+        self._ahead_ms: int | None = None
+        context.when_time_passes(node, self._time_passed)
+        waits_ms = self._grace_ms + max(self._mine.ahead_ms, self._theirs.ahead_ms)
+        if self._keeps_waiting:
+            context.keeps_back(node, lambda now_ms: max(now_ms - waits_ms, 0))
 
     def push(self, batch: Batch) -> None:
         """Join a batch of this side."""
@@ -186,6 +158,21 @@ class _Half:
         for sweeper in self._sweepers:
             sweeper.sweep(now_ms, count)
 
+    def _time_passed(self, now_ms: int, bound_ms: int) -> None:
+        """Give up what waits in vain now that time has passed without a record."""
+        if self._ahead_ms is not None:
+            now_ms = max(now_ms, min(self._ahead_ms, bound_ms))
+        before_ms, number = self._clock()
+        if before_ms is not None and now_ms <= before_ms:
+            return
+        while vain := self._in_vain(now_ms):
+            results = [result for _, result in self._alone(vain, [0] * len(vain))]
+            self._give_up(vain, now_ms)
+            self._hand_on(no_records(), [], results)
+        self._shared.put_all({_CLOCK: _NOW_AND_NEXT.pack(now_ms + BIAS, number)}, [now_ms])
+        for sweeper in self._sweepers:
+            sweeper.sweep(now_ms, 0)
+
     def _take(self, batch: Batch) -> int:
         """Join some records from the beginning of a batch; return how many.
 
@@ -193,7 +180,12 @@ class _Half:
         """
         before_ms, number = self._clock()
         times = np.array(batch.timestamps, np.int64)
-        now = np.maximum.accumulate(times)
+        bound_ms, seen = self._context.time_bound(), times
+        if bound_ms is not None:
+            latest_ms = int(times.max())
+            self._ahead_ms = latest_ms if self._ahead_ms is None else max(latest_ms, self._ahead_ms)
+            seen = np.minimum(times, bound_ms)
+        now = np.maximum.accumulate(seen)
         if before_ms is not None:
             np.maximum(now, before_ms, out=now)
         vain = self._in_vain(int(now[-1]))
@@ -216,9 +208,9 @@ class _Half:
         batch: Batch,
         times: NDArray[np.int64],
         now: NDArray[np.int64],
-        vain: list[_Waiting],
+        vain: list[Unmatched],
         number: int,
-    ) -> tuple[list[_Result], list[_Result]]:
+    ) -> tuple[list[Match], list[Match]]:
         """Keep and look up all; return the results of matches, and those of what had none."""
         node, mine, theirs = self._node, self._mine, self._theirs
         keys = encoded(node, batch, "key", mine.key_serde)
@@ -255,19 +247,19 @@ class _Half:
                     # It came after its window had closed.
                     alone.append(i)
                     continue
-                one = _Waiting(until, _listed(mine.letter, row), row)
-                in_vain.append((one, _Result(place, mine.letter, keys[i], values[i], time_of(row))))
+                one = Unmatched(until, listed_as(mine.letter, row), row)
+                in_vain.append((one, Match(place, mine.letter, keys[i], values[i], time_of(row))))
             in_vain.sort()
         writes = {rows[i]: values[i] for i in rows}
         self._table.put_all(writes, [batch.timestamps[i] for i in rows])
         self._give_up([vain[i] for i in left], int(now[-1]))
-        listed = {_listed(mine.letter, rows[i]): b"" for i in waiting}
+        listed = {listed_as(mine.letter, rows[i]): b"" for i in waiting}
         self._shared.put_all(listed, [batch.timestamps[i] for i in waiting])
         self._count_waiting(len(listed) - self._unlist(met, int(now[-1])))
         clock = _NOW_AND_NEXT.pack(int(now[-1]) + BIAS, number + len(batch))
         self._shared.put_all({_CLOCK: clock}, [int(now[-1])])
         if alone:
-            results += [_Result(i, b"", None, None, batch.timestamps[i]) for i in alone]
+            results += [Match(i, b"", None, None, batch.timestamps[i]) for i in alone]
             results.sort(key=attrgetter("place"))
         for side in self._sides.values():
             self._given_up_ms[side.letter] = int(now[-1]) - side.ahead_ms - self._grace_ms
@@ -317,7 +309,7 @@ class _Half:
 
     def _look_up(
         self, batch: Batch, keys: list[bytes | None], live: list[int]
-    ) -> dict[bytes | None, _Rows]:
+    ) -> dict[bytes | None, KeyRows]:
         """Return the other side's records that may match, by key; most keys may have none."""
         times = batch.timestamps
         wanted = list(map(keys.__getitem__, live))
@@ -332,19 +324,19 @@ class _Half:
                 highs[key] = max(time, highs.get(key, time))
         first, last = self._mine.first_ms, self._mine.last_ms
         spans: list[tuple[bytes, bytes, bytes]] = sorted(
-            (key + _time(lows[key] + first), key + _time(high + last) + _NUMBER_MAX, key)
+            (key + time_bytes(lows[key] + first), key + time_bytes(high + last) + _NUMBER_MAX, key)
             for key, high in highs.items()
             if key is not None
         )
         found = self._others.scan_many([(lo, hi) for lo, hi, _ in spans]) if spans else []
-        made: dict[bytes | None, _Rows] = {}
+        made: dict[bytes | None, KeyRows] = {}
         for (_, _, key), pairs in zip(spans, found, strict=True):
             length = len(key) + 16
             # Rows of longer keys may lie between those of a key.
             kept = [pair for pair in pairs if len(pair[0]) == length]
             if kept:
                 rows = [row for row, _ in kept]
-                made[key] = _Rows(list(map(time_of, rows)), rows, [value for _, value in kept])
+                made[key] = KeyRows(list(map(time_of, rows)), rows, [value for _, value in kept])
         return made
 
     def _matches(
@@ -352,10 +344,10 @@ class _Half:
         batch: Batch,
         keys: list[bytes | None],
         live: list[int],
-        found: dict[bytes | None, _Rows],
+        found: dict[bytes | None, KeyRows],
         ends: dict[bytes, int],
         oldest: list[int],
-    ) -> tuple[list[_Result], set[bytes], list[int]]:
+    ) -> tuple[list[Match], set[bytes], list[int]]:
         """Return the results of matches, the rows that matched, and the records without a match.
 
         `ends`: where in the batch records of the other side are given up. Those that matched before
@@ -365,7 +357,7 @@ class _Half:
             return [], set(), live
         times, first, last = batch.timestamps, self._mine.first_ms, self._mine.last_ms
         notes = self._theirs.waits
-        results: list[_Result] = []
+        results: list[Match] = []
         met: set[bytes] = set()
         unmatched: list[int] = []
         for i in live:
@@ -383,34 +375,32 @@ class _Half:
                         ends.pop(row, None)
                         met.add(row)
                     matched = True
-                    results.append(
-                        _Result(i, b"", None, there.values[n], max(time, there.times[n]))
-                    )
+                    results.append(Match(i, b"", None, there.values[n], max(time, there.times[n])))
             if not matched:
                 unmatched.append(i)
         return results, met, unmatched
 
-    def _in_vain(self, now_ms: int) -> list[_Waiting]:
+    def _in_vain(self, now_ms: int) -> list[Unmatched]:
         """Return those that wait and whose windows are closed at a time, at most so many."""
-        found: list[_Waiting] = []
+        found: list[Unmatched] = []
         for side in self._sides.values():
             if not side.waits:
                 continue
             ahead_ms = side.ahead_ms + self._grace_ms
-            until = side.letter + _time(now_ms - ahead_ms)
+            until = side.letter + time_bytes(now_ms - ahead_ms)
             since_ms = self._given_up_ms.get(side.letter)
-            since = side.letter if since_ms is None else side.letter + _time(since_ms)
+            since = side.letter if since_ms is None else side.letter + time_bytes(since_ms)
             if since >= until:
                 continue
             with self._shared.scan(since, until) as rows:
                 listed = [row for row, _ in islice(rows, _GIVEN_UP_AT_ONCE)]
             for one in listed:
                 row = one[9:-8] + one[1:9] + one[-8:]
-                found.append(_Waiting(time_of(row) + ahead_ms, one, row))
+                found.append(Unmatched(time_of(row) + ahead_ms, one, row))
         found.sort()
         return found[:_GIVEN_UP_AT_ONCE]
 
-    def _alone(self, vain: list[_Waiting], places: list[int]) -> list[tuple[_Waiting, _Result]]:
+    def _alone(self, vain: list[Unmatched], places: list[int]) -> list[tuple[Unmatched, Match]]:
         """Return the results of records of the stores that waited in vain, with what they are."""
         made = []
         values: dict[bytes, bytes | None] = {}
@@ -420,7 +410,7 @@ class _Half:
             values |= {letter + row: v for row, v in zip(rows, table.get_many(rows), strict=True)}
         for one, place in zip(vain, places, strict=True):
             raw = values[one.letter + one.row]
-            made.append((one, _Result(place, one.letter, one.row[:-16], raw, time_of(one.row))))
+            made.append((one, Match(place, one.letter, one.row[:-16], raw, time_of(one.row))))
         return made
 
     def _count(self) -> int:
@@ -440,7 +430,7 @@ class _Half:
         rows = map(add, map(keys.__getitem__, live), ends)
         return dict(zip(live, rows, strict=True))
 
-    def _give_up(self, vain: list[_Waiting], now_ms: int) -> None:
+    def _give_up(self, vain: list[Unmatched], now_ms: int) -> None:
         """Delete records that waited in vain."""
         if not vain:
             return
@@ -457,7 +447,7 @@ class _Half:
         """Let records that matched wait no longer; return how many of them did."""
         if not met:
             return 0
-        listed = sorted(_listed(self._theirs.letter, row) for row in met)
+        listed = sorted(listed_as(self._theirs.letter, row) for row in met)
         stored = self._shared.get_many(listed)
         gone = dict.fromkeys(
             row for row, value in zip(listed, stored, strict=True) if value is not None
@@ -471,7 +461,7 @@ class _Half:
 
     # What comes out.
 
-    def _hand_on(self, batch: Batch, matched: list[_Result], in_vain: list[_Result]) -> None:
+    def _hand_on(self, batch: Batch, matched: list[Match], in_vain: list[Match]) -> None:
         """Hand on results in the order of the records with which they come.
 
         Those of records that waited are judged by themselves, which is only possible apart from
@@ -496,7 +486,7 @@ class _Half:
             self._join.careful.add(self._context.task_id)
             raise
 
-    def _forward_matched(self, batch: Batch, run: list[_Result]) -> None:
+    def _forward_matched(self, batch: Batch, run: list[Match]) -> None:
         places = [result.place for result in run]
         values = self._joined(batch, run)
         made = batch.take(places).with_columns(
@@ -504,7 +494,7 @@ class _Half:
         )
         self._forward(made, None)
 
-    def _release(self, batch: Batch, letter: bytes, run: list[_Result]) -> None:
+    def _release(self, batch: Batch, letter: bytes, run: list[Match]) -> None:
         side = self._sides[letter]
 
         def hand_on(due: Batch) -> None:
@@ -535,7 +525,7 @@ class _Half:
         )
         self._context.release(self._node, Held(self._join.shared.name, held), hand_on)
 
-    def _together(self, batch: Batch, results: list[_Result]) -> Batch:
+    def _together(self, batch: Batch, results: list[Match]) -> Batch:
         """Return all results as one batch of new records."""
         with processing(self._node, batch):
             keys = encoded(self._node, batch, "key", self._mine.key_serde)
@@ -558,7 +548,7 @@ class _Half:
             stream_times=None if then is None else [then[one.place] for one in results],
         )
 
-    def _joined(self, batch: Batch, run: list[_Result]) -> list[Any]:
+    def _joined(self, batch: Batch, run: list[Match]) -> list[Any]:
         """Call the function for each match; NodeFailed names the record for which it failed."""
         ours = decoded(self._node, batch, "value")
         raw: list[bytes | None] | None = None
@@ -589,12 +579,3 @@ class _Half:
     def _read(self, letter: bytes, raw: bytes | None) -> Any:
         serde = self._sides[letter].value_serde
         return None if raw is None else serde.deserialize(raw)
-
-
-def _time(time_ms: int) -> bytes:
-    return TIME.pack(min(max(time_ms + BIAS, 0), 2 * BIAS - 1))
-
-
-def _listed(letter: bytes, row: bytes) -> bytes:
-    """Return the row with which a record is listed as waiting."""
-    return letter + row[-16:-8] + row[:-16] + row[-8:]

@@ -92,6 +92,7 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
         self._clocks_of_stream = [clock for clock in clocks if clock.of_stream]
         self._forwarded: list[tuple[Record[Any, Any], str | None, int | None]] = []
         self._queue: TimerQueue | None = None
+        self._is_held = node.time_bound() is not None
         self.stream_time: int | None = None
 
     @property
@@ -207,11 +208,14 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
 
     def at(self, stream_time_ms: int | None, time_ms: int | None) -> None:
         """Note the time of what comes now; the changelogs give it to rows written meanwhile."""
+        if self._is_held and stream_time_ms == -1:
+            stream_time_ms = None
         self.stream_time = stream_time_ms
         for clock in self._clocks:
             clock.now_ms = time_ms
         for clock in self._clocks_of_stream:
             clock.now_ms = stream_time_ms
+            clock.ahead_ms = time_ms if self._is_held else None
 
     def done(self) -> None:
         """End a call; what it forwarded is forgotten unless it was taken."""
@@ -293,6 +297,7 @@ def forwarding(
         outward = context_type(context, stores, node, forward)
         processor = _made(node, maker, outward)
         context.keep_stream_times()
+        context.sets_times(node)
         if hasattr(processor, "close"):
             context.on_close(processor.close)
 
@@ -363,6 +368,7 @@ def timed(
         timed_node = _TimedNode(context, node, spec, outward, forward)
         timed_node.processor = processor = _made(node, maker, outward)
         context.keep_stream_times()
+        context.sets_times(node)
         context.keep_alarm(timed_node.queue)
         if hasattr(processor, "close"):
             context.on_close(processor.close)

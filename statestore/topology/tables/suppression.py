@@ -22,7 +22,7 @@ Keeps I37.
 import struct
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
@@ -30,20 +30,17 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from statestore.errors import BufferFull, InvalidTopology, Misuse
-from statestore.model.batch import Batch, Column
-from statestore.model.modes import Span, span_ms
+from statestore.model.batch import Batch, Column, no_records
 from statestore.model.records import Header, Serde
 from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.failures import encoded
 from statestore.topology.flows import Look, Stamp, TableFlow
 from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, SendOldValues
+from statestore.topology.tables.suppressed import Suppressed
 from statestore.topology.windows.closing import (
     IdleClose,
     WindowCloses,
-    checked_idle_ms,
-    idle_terms,
-    no_records,
 )
 
 _PLACE: Final = struct.Struct(">Q")
@@ -57,87 +54,6 @@ _BEYOND: Final = b"x"
 _NONE_LEFT: Final = _BIAS
 _EMITTED_AT_ONCE: Final = 10_000
 _KIND: Final = "KTABLE-SUPPRESS"
-
-
-@dataclass(frozen=True)
-class Suppressed:
-    """When `KTable.suppress` hands updates on; made by one of the two class methods.
-
-    `limit_ms` None: when the window of their key closes.
-    """
-
-    limit_ms: int | None
-    max_records: int | None
-    max_bytes: int | None
-    shut_down_when_full: bool
-    close_idle_ms: int | None = None
-
-    @classmethod
-    def until_window_closes(
-        cls,
-        *,
-        max_records: int | None = None,
-        max_bytes: int | None = None,
-        close_idle_ms: Span | None = None,
-    ) -> "Suppressed":
-        """Hand on one result for each window: the last one, when no record can change it any more.
-
-        The run ends with BufferFull if more than `max_records` results wait, or if their keys and
-        values have more than `max_bytes`. Without these bounds the buffer takes what comes, which
-        is on disk. With `close_idle_ms` all that waits goes out, too, once there was no update for
-        that long by the wall clock, while the stream task is open; updates of these windows after
-        that are late. Misuse if a bound or `close_idle_ms` is less than 1.
-        """
-        bounds = _bounds(max_records, max_bytes)
-        idle_ms = checked_idle_ms(close_idle_ms)
-        return cls(None, *bounds, shut_down_when_full=True, close_idle_ms=idle_ms)
-
-    @classmethod
-    def until_time_limit(
-        cls,
-        limit_ms: Span,
-        *,
-        max_records: int | None = None,
-        max_bytes: int | None = None,
-        shut_down_when_full: bool = False,
-    ) -> "Suppressed":
-        """Hand on the latest update of a key once its first one has waited for `limit_ms`.
-
-        That is event time: stream time has to pass the time of the first update by as much. If more
-        than `max_records` updates wait, or if their keys and values have more than `max_bytes`, the
-        oldest ones are handed on early; with `shut_down_when_full` the run ends with BufferFull
-        instead. Misuse if the limit is negative, or a bound is less than 1.
-        """
-        limit = span_ms(limit_ms)
-        if limit < 0:
-            raise Misuse(f"until_time_limit: limit_ms is {limit}, but it must be 0 or more")
-        if shut_down_when_full and max_records is None and max_bytes is None:
-            raise Misuse(
-                "until_time_limit: shut_down_when_full needs a buffer that can be full: pass "
-                "max_records, max_bytes or both"
-            )
-        bounds = _bounds(max_records, max_bytes)
-        return cls(limit, *bounds, shut_down_when_full=shut_down_when_full)
-
-    @property
-    def terms(self) -> tuple[str, ...]:
-        """What decides about the rows of the buffer, for the fingerprint of a topology."""
-        until = "until window closes" if self.limit_ms is None else f"until limit {self.limit_ms}"
-        full = "shut down" if self.shut_down_when_full else "emit early"
-        bounds = (("records", self.max_records), ("bytes", self.max_bytes))
-        most = tuple(f"max {what} {most}" for what, most in bounds if most is not None)
-        bounded = (*most, f"when full {full}") if most else ()
-        return (until, *bounded, *idle_terms(self.close_idle_ms))
-
-
-def _bounds(max_records: int | None, max_bytes: int | None) -> tuple[int | None, int | None]:
-    for name, most in (("max_records", max_records), ("max_bytes", max_bytes)):
-        if most is not None and (type(most) is not int or most < 1):
-            raise Misuse(
-                f"{name} is {most!r}, but it must be at least 1, and an int: leave it out for no "
-                "bound"
-            )
-    return max_records, max_bytes
 
 
 def suppressed_table(table: TableFlow, suppressed: Suppressed, name: str | None) -> TableFlow:
@@ -227,6 +143,10 @@ class _BufferPlace(NamedTuple):
     suppressed: Suppressed
     closes: WindowCloses | None
 
+    def earliest(self, now_ms: int) -> int:
+        """Return the earliest time of an update that may still wait at that stream time."""
+        return max(now_ms - self.delay_ms, 0)
+
     @property
     def delay_ms(self) -> int:
         """How far stream time has to pass a place."""
@@ -311,6 +231,9 @@ class _UpdateBuffer:
         self._idle = None
         if idle_ms is not None:
             self._idle = IdleClose(context, place.node, idle_ms, self._close_all)
+        self._ahead_ms = _NEVER
+        context.when_time_passes(place.node, self._time_passed)
+        context.keeps_back(place.node, place.earliest)
 
     def push(self, batch: Batch) -> None:
         """Take the updates of a batch, and hand on what is due."""
@@ -334,10 +257,25 @@ class _UpdateBuffer:
 
     def follow_time(self, batch: Batch) -> None:
         """Hand on what is due by the times of updates, whether a view has shown these or not."""
-        now_ms = max(batch.timestamps)
+        now_ms = max(self.bounded(batch.timestamps))
         if now_ms > self._now_ms:
             with closing(_Taking(self, batch, [], [], [])) as taking:
                 taking.let_time_pass(now_ms, len(batch) - 1)
+
+    def _time_passed(self, now_ms: int, bound_ms: int) -> None:
+        """Hand on what is due now that time has passed without an update."""
+        now_ms = max(now_ms, min(self._ahead_ms, bound_ms))
+        if now_ms > self._now_ms:
+            with closing(_Taking(self, no_records(), [], [], [])) as taking:
+                taking.let_time_pass(now_ms, 0)
+
+    def bounded(self, times: list[int]) -> list[int]:
+        """Return the times of updates as far as no upstream task holds them back."""
+        bound_ms = self._context.time_bound()
+        if bound_ms is None or not times:
+            return times
+        self._ahead_ms = max(self._ahead_ms, *times)
+        return [min(time, bound_ms) for time in times]
 
     def _close_all(self) -> None:
         """Hand on all that waits, as if stream time had passed the ends of its windows."""
@@ -445,8 +383,8 @@ class _Taking:
         """Take all updates."""
         side, batch = self._buffer.side, self._batch
         final, delay_ms = side.closes is not None, side.delay_ms
-        limits, times = side.suppressed, batch.timestamps
-        places = times if side.closes is None else side.closes.times(self._keys)
+        limits, times = side.suppressed, self._buffer.bounded(batch.timestamps)
+        places = batch.timestamps if side.closes is None else side.closes.times(self._keys)
         most = limits.max_records or _NONE_LEFT, limits.max_bytes or _NONE_LEFT
         for i, (time, place) in enumerate(zip(times, places, strict=True)):
             if final and place <= self._done_ms:
@@ -465,7 +403,7 @@ class _Taking:
                 self._evict(i)
         self._settle()
 
-    def let_time_pass(self, now_ms: int, place: int = 0) -> None:
+    def let_time_pass(self, now_ms: int, place: int) -> None:
         """Let go of what is due at that stream time, with the update at `place`."""
         self._now_ms = now_ms
         due_ms = now_ms - self._buffer.side.delay_ms

@@ -1,6 +1,7 @@
 """Event time of a store with windows: what is late, what is closed, and what closed windows emit.
 
-Stream time here is the largest timestamp of records with a key. It is a row of the store, so it is
+Stream time here is the largest timestamp of records with a key, as far as no upstream task holds it
+back. It is a row of the store, so it is
 committed and restored with the windows it decides about. With ON_WINDOW_CLOSE how far results have
 gone is kept beside it. So a start with another grace neither leaves out a window nor gives one a
 second result, even if results went out on update for a while.
@@ -22,7 +23,7 @@ from statestore.stores.kinds import logged_keys
 from statestore.stores.specs import InWindowsSpec, SessionSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.topology.failures import Stage, failed
-from statestore.topology.nodes import Forward, Held, NodeContext, SendOldValues
+from statestore.topology.nodes import Earliest, Forward, Held, NodeContext, SendOldValues
 
 LATEST_MS: Final = 2**62
 """The latest time of a record in a window: the end of no window is beyond the largest integer."""
@@ -102,11 +103,6 @@ def idle_terms(close_idle_ms: int | None) -> tuple[str, ...]:
     return () if close_idle_ms is None else (f"close idle {close_idle_ms}",)
 
 
-def no_records() -> Batch:
-    """Return the batch that stands for input where there was none."""
-    return Batch(keys=Column(raw=[]), values=Column(raw=[]), timestamps=[])
-
-
 class Closing:
     """The clock of one store with windows, and the results that go out as its windows close."""
 
@@ -138,6 +134,8 @@ class Closing:
         self._emitted_ms = start_of(told) if told else self._closed_ms() if final else -1
         self._seen = np.zeros(0, np.int64)
         """The time of this store at each record of the last batch."""
+        self._ahead_ms = -1
+        """The latest time of a record here, however far upstream tasks have come."""
 
     @property
     def emitted_ms(self) -> int:
@@ -168,14 +166,35 @@ class Closing:
         time has no place among the rows of windows.
         """
         seen = times if known is None else np.where(known, times, -1)
-        if int(seen.max()) > LATEST_MS:
+        latest_ms = int(seen.max())
+        if latest_ms > LATEST_MS:
             raise self._too_late_a_time(batch, seen)
+        bound_ms = self._context.time_bound()
+        if bound_ms is not None:
+            self._ahead_ms = max(self._ahead_ms, latest_ms)
+            seen = np.minimum(seen, bound_ms)
         now = np.maximum(np.maximum.accumulate(seen), self.now_ms)
         had_last = self._emitted_ms if self._final_only else -1
         closed: NDArray[np.int64] = np.maximum(now - self._delay_ms, had_last)
         self._seen = now
         self._advance(int(now[-1]))
         return closed
+
+    def follow_time(self, passed: Callable[[], None], earliest: Earliest) -> None:
+        """Have `passed` called when the time of the store has risen without a record.
+
+        `earliest`: for each stream time, the first moment of what is not yet closed.
+        """
+
+        def advance(now_ms: int, bound_ms: int) -> None:
+            now_ms = max(now_ms, min(self._ahead_ms, bound_ms))
+            if now_ms > self.now_ms:
+                self._advance(now_ms)
+                passed()
+
+        self._context.when_time_passes(self._node, advance)
+        if self._final_only:
+            self._context.keeps_back(self._node, earliest)
 
     def drop_late(self, batch: Batch, indices: Sequence[int], misses: int) -> None:
         """Count `misses`, the windows that came too late, and drop the records at `indices`."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statestore.errors import Misuse
-from statestore.model.batch import Batch, Column
+from statestore.model.batch import Batch, Column, no_records
 from statestore.model.modes import EmitStrategy, Span, span_ms
 from statestore.model.records import WINDOW_BYTES
 from statestore.stores.in_windows import START, start_of
@@ -32,7 +32,6 @@ from statestore.topology.windows.closing import (
     IdleClose,
     WindowCloses,
     idle_terms,
-    no_records,
 )
 
 _EXPIRED_AT_ONCE = 1000
@@ -193,6 +192,7 @@ def in_windows(
         idle = None
         if close_idle_ms is not None:
             idle = IdleClose(context, node, close_idle_ms, lambda: open_windows.close_all(forward))
+        open_windows.follow_time(forward, final=final)
         windows_each = -(-windows.size_ms // windows.advance_ms)
         records_at_once = max(_PLACED_AT_ONCE // windows_each, 1)
 
@@ -306,6 +306,21 @@ class OpenWindows:
     def emit_closed(self, batch: Batch, forward: Forward) -> None:
         """Forward the windows that `batch` has closed and that were not emitted, by start."""
         self._emit(*self.closing.take_closed(), batch, forward)
+
+    def follow_time(self, forward: Forward, *, final: bool) -> None:
+        """Close and expire windows as time passes without records; `final`: forward them."""
+        windows = self._windows
+        open_for_ms, step = windows.size_ms + windows.grace_ms, windows.advance_ms
+
+        def passed() -> None:
+            if final:
+                self.emit_closed(no_records(), forward)
+            self.expire(_EXPIRED_AT_ONCE)
+
+        def earliest(now_ms: int) -> int:
+            return max(((now_ms - open_for_ms) // step + 1) * step, 0)
+
+        self.closing.follow_time(passed, earliest)
 
     def close_all(self, forward: Forward) -> None:
         """Close all windows there are, as if stream time had passed their ends, and forward them.

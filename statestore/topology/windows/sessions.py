@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statestore.errors import Misuse
-from statestore.model.batch import Batch, Column
+from statestore.model.batch import Batch, Column, no_records
 from statestore.model.modes import EmitStrategy, Span, span_ms
 from statestore.model.records import SESSION_BYTES
 from statestore.stores import serdes
@@ -37,7 +37,6 @@ from statestore.topology.windows.closing import (
     IdleClose,
     WindowCloses,
     idle_terms,
-    no_records,
 )
 
 _EXPIRED_AT_ONCE = 1000
@@ -160,6 +159,13 @@ def in_sessions(
         idle = None
         if close_idle_ms is not None:
             idle = IdleClose(context, node, close_idle_ms, lambda: sessions.close_all(forward))
+
+        def passed() -> None:
+            if final:
+                sessions.emit_closed(no_records(), forward)
+            sessions.expire(_EXPIRED_AT_ONCE)
+
+        clock.follow_time(passed, lambda now_ms: max(now_ms - delay_ms, 0))
 
         def push(batch: Batch) -> None:
             if idle is not None:

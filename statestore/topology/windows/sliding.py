@@ -124,6 +124,7 @@ def in_sliding_windows(
         idle = None
         if close_idle_ms is not None:
             idle = IdleClose(context, node, close_idle_ms, lambda: opened.close_all(forward))
+        opened.follow_time(forward, final=final)
 
         def push(batch: Batch) -> None:
             if idle is not None:

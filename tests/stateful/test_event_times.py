@@ -1,0 +1,226 @@
+"""Random pipelines below repartitions: event time is the same whatever the partitions (E4d).
+
+A program runs over one partition, and over four and seven. The records of each input partition are
+in order, or out of order by less than the grace. The last results, the late records and the windows
+that are open at the end must be the same. With one partition these are what Kafka Streams gives.
+
+STATESTORE_TIMES_SEED=77 pytest tests/stateful/test_event_times.py     one of them
+STATESTORE_TIMES=2000 pytest tests/stateful/test_event_times.py       so many others
+"""
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+
+import statestore as ss
+from statestore import serdes
+from statestore.model.records import Record
+from statestore.testing.driver import TopologyTestDriver
+
+SEED = os.environ.get("STATESTORE_TIMES_SEED")
+COUNT = int(os.environ.get("STATESTORE_TIMES", "0"))
+SEEDS = random.sample(range(10**9), COUNT) if COUNT else range(32)
+SHARE = 2
+SHARES = [[int(SEED)]] if SEED else [SEEDS[i : i + SHARE] for i in range(0, len(SEEDS), SHARE)]
+START_MS = 1_600_000_000_000
+KINDS = ("tumbling", "hopping", "sliding", "sessions", "suppressed", "joined", "outer", "history")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a pipeline does below its repartitions; spans are in ms."""
+
+    kind: str
+    final: bool
+    size_ms: int
+    grace_ms: int
+    repartitions: int
+    batch: int
+
+
+class Fact(NamedTuple):
+    """A record of the input, in a run, with its place among partitions of any number."""
+
+    side: str
+    place: int
+    key: str
+    value: int
+    time_ms: int
+
+
+class Found(NamedTuple):
+    """What must not depend on partitions."""
+
+    results: dict[Any, Any]
+    late: int
+    held: int
+
+
+def program_of(chance: random.Random) -> Program:
+    kind = chance.choice(KINDS)
+    return Program(
+        kind,
+        final=chance.random() < 0.6,
+        size_ms=chance.choice([10, 60, 300]) * 1000,
+        grace_ms=chance.choice([0, 0, 0, 20_000]),
+        repartitions=chance.choice([1, 2, 2]),
+        batch=chance.choice([1, 7, 1000]),
+    )
+
+
+def runs_of(chance: random.Random, program: Program) -> list[list[Fact]]:
+    """Records of one to three runs; a later run has later records."""
+    now_ms, runs = START_MS, []
+    taken: set[int] = set()
+    for _ in range(chance.choice([1, 2, 3])):
+        facts = []
+        for number in range(chance.choice([30, 60])):
+            now_ms += chance.choice([0, 1, 500, 1000, 1000, 5000, chance.randrange(120_000)])
+            early_ms = chance.randrange(program.grace_ms) if program.grace_ms else 0
+            side = "right" if chance.random() < 0.4 else "left"
+            key = chance.choice("abcdefgh")
+            time_ms = now_ms - early_ms
+            while time_ms in taken:  # Which of two is the later one would depend on partitions.
+                time_ms = now_ms = now_ms + 1
+            taken.add(time_ms)
+            facts.append(Fact(side, chance.randrange(84), key, number, time_ms))
+        now_ms += 2 * program.grace_ms
+        runs.append(facts)
+    return runs
+
+
+def topology(program: Program) -> ss.Topology:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    facts = builder.stream("in")
+    sides = facts.split(
+        {
+            "left": lambda _key, value: value["side"] == "left",
+            "right": lambda _key, value: value["side"] == "right",
+        },
+        name="side",
+    )
+    left, right = (_placed(sides[side], side, program) for side in ("left", "right"))
+    _Makers(program, left, right).made().to("out")
+    return builder.build()
+
+
+def _placed(stream: Any, side: str, program: Program) -> Any:
+    """Give a stream of numbers by place a key, behind one repartition or two."""
+    for number in range(program.repartitions):
+        last = number == program.repartitions - 1
+        stream = stream.select_key(
+            (lambda _key, value: value["key"]) if last else (lambda _key, value: value["place"])
+        ).repartition(f"{side}-{number}")
+    return stream.map_values(lambda value: value["n"])
+
+
+class _Makers:
+    """The operator of a program over two streams."""
+
+    def __init__(self, program: Program, left: Any, right: Any) -> None:
+        self._program = program
+        self._left = left
+        self._right = right
+
+    def made(self) -> Any:
+        make: Callable[[], Any] = getattr(self, f"_{self._program.kind}")
+        return make()
+
+    def _counted(self, windows: Any) -> Any:
+        emit = "on_window_close" if self._program.final else "on_update"
+        both = self._left.merge(self._right).group_by_key()
+        return both.windowed_by(windows, emit=emit).count("counts")
+
+    def _tumbling(self) -> Any:
+        one = self._program
+        return self._counted(ss.TumblingWindows(one.size_ms, grace_ms=one.grace_ms)).to_stream()
+
+    def _hopping(self) -> Any:
+        one = self._program
+        windows = ss.HoppingWindows(one.size_ms, one.size_ms // 5, grace_ms=one.grace_ms)
+        return self._counted(windows).to_stream()
+
+    def _sliding(self) -> Any:
+        one = self._program
+        return self._counted(ss.SlidingWindows(one.size_ms, grace_ms=one.grace_ms)).to_stream()
+
+    def _sessions(self) -> Any:
+        one = self._program
+        return self._counted(ss.SessionWindows(one.size_ms, grace_ms=one.grace_ms)).to_stream()
+
+    def _suppressed(self) -> Any:
+        one = self._program
+        both = self._left.merge(self._right).group_by_key()
+        table = both.windowed_by(ss.TumblingWindows(one.size_ms, grace_ms=one.grace_ms)).count("c")
+        return table.suppress(ss.Suppressed.until_window_closes(), name="final").to_stream()
+
+    def _joined(self) -> Any:
+        one = self._program
+        within = ss.JoinWindows(one.size_ms, one.size_ms, grace_ms=one.grace_ms)
+        return self._left.join(self._right, lambda a, b: [a, b], within, name="join")
+
+    def _outer(self) -> Any:
+        one = self._program
+        within = ss.JoinWindows(one.size_ms, one.size_ms, grace_ms=one.grace_ms)
+        return self._left.outer_join(self._right, lambda a, b: [a, b], within, name="join")
+
+    def _history(self) -> Any:
+        one = self._program
+        table = self._right.to_table(
+            ss.Materialized("versions", history_retention_ms=one.size_ms + one.grace_ms)
+        )
+        return self._left.left_join(
+            table, lambda a, b: [a, b], grace_ms=one.size_ms + one.grace_ms, name="join"
+        )
+
+
+def found(program: Program, runs: list[list[Fact]], partitions: int, crash: int) -> Found:
+    """What comes out; the tasks die before run number `crash`."""
+    settings = {"statestore.batch.max.records": program.batch}
+    results: dict[Any, Any] = {}
+    with TopologyTestDriver(topology(program), settings, partitions=partitions) as driver:
+        for number, facts in enumerate(runs):
+            if number == crash:
+                driver.crash()
+            driver.pipe_all("in", [given(fact, partitions) for fact in facts])
+            for record in driver.read("out"):
+                take(program, results, record)
+        standings = [task.standing() for task in driver._tasks.values()]
+    late = sum(
+        count for one in standings for cause, count in one.left_out.items() if "late" in cause
+    )
+    return Found(results, late, sum(one.held_records for one in standings))
+
+
+def given(fact: Fact, partitions: int) -> Record[str, Any]:
+    value = {"side": fact.side, "key": fact.key, "place": str(fact.place), "n": fact.value}
+    return Record(str(fact.value), value, fact.time_ms, partition=fact.place % partitions)
+
+
+def take(program: Program, results: dict[Any, Any], record: Record[Any, Any]) -> None:
+    """Keep the last result of a window, and every result of a join."""
+    if program.kind in ("joined", "outer", "history"):
+        at = record.key, record.timestamp_ms, str(record.value)
+        results[at] = results.get(at, 0) + 1
+    elif record.value is None:
+        results.pop(record.key, None)
+    else:
+        results[record.key] = record.value, record.timestamp_ms
+
+
+@pytest.mark.parametrize("seeds", SHARES, ids=lambda seeds: f"{seeds[0]}-{len(seeds)}")
+def test_time_does_not_depend_on_partitions(seeds: list[int]) -> None:
+    for seed in seeds:
+        chance = random.Random(seed)
+        program = program_of(chance)
+        runs = runs_of(chance, program)
+        crash = chance.randrange(4)
+        wanted = found(program, runs, 1, crash)
+        partitions = chance.choice([4, 7])
+        told = f"STATESTORE_TIMES_SEED={seed}: {program}, {partitions} partitions"
+        assert found(program, runs, partitions, crash) == wanted, told
+        assert not wanted.late, told
