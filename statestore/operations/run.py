@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from statestore.errors import (
     HostFailure,
@@ -82,6 +83,10 @@ class PlannedTask(msgspec.Struct, frozen=True):
     def task_id(self) -> TaskId:
         return TaskId.parse(self.task)
 
+    def settling(self, *, settled: bool) -> "PlannedTask":
+        """Return the same task, told whether all there is lies before its planned ends."""
+        return replace_fields(self, times=replace_fields(self.times, settled=settled))
+
     def ends(self) -> dict[TopicPartition, int]:
         """The input partitions, in the order of their declaration, and their planned ends."""
         return {TopicPartition(topic, p): end for topic, p, end in self.inputs}
@@ -139,6 +144,9 @@ class RunSummary:
     _held: dict[str, dict[str, int]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _waits_for_time: dict[str, bool] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def add(self, reports: Sequence[TaskReport]) -> None:
         """Sum up the reports of a wave."""
@@ -154,9 +162,14 @@ class RunSummary:
             self.caught_up = self.caught_up and report.caught_up
             # A cycle of sub-topologies serves its stream tasks several times.
             self._held[report.stream_task] = report.held
+            self._waits_for_time[report.stream_task] = report.waits_for_time
         self.held = dict(sum(map(Counter, self._held.values()), Counter[str]()))
         self.held_records = sum(self.held.values())
         self.take_left_out(left_out)
+
+    def waits_for_time(self, task: str) -> bool:
+        """Return whether something would happen in a stream task if time were not held back."""
+        return self._waits_for_time.get(task, True)
 
     def after(self, earlier: "RunSummary") -> "RunSummary":
         """Return this summary together with that of a run which this one went on from."""
@@ -378,25 +391,14 @@ class Run:
             ends = {tp: end for task in planned for tp, end in task.ends().items()}
             if not planned or ends == settled:
                 return
-            if ends == before:
-                planned = [
-                    msgspec.structs.replace(
-                        task, times=msgspec.structs.replace(task.times, settled=True)
-                    )
-                    for task in planned
-                    if task.times.upstream
-                ]
-                settled = ends
-                if planned:
-                    yield planned
+            if ends != before:
+                yield [task.settling(settled=False) for task in planned]
+                before = ends
                 continue
-            yield [
-                msgspec.structs.replace(
-                    task, times=msgspec.structs.replace(task.times, settled=False)
-                )
-                for task in planned
-            ]
-            before = ends
+            settled = ends
+            waiting = [task for task in planned if self.summary.waits_for_time(task.task)]
+            if waiting:
+                yield [task.settling(settled=True) for task in waiting]
 
     def _global_version(self, wave: Wave) -> int | None:
         """Refresh the global tables for a wave that reads some; return their version."""

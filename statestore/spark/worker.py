@@ -58,6 +58,7 @@ REPORT_SCHEMA = pa.schema(
         ("last_commit_ms", pa.int64()),
         ("quarantined", pa.list_(pa.string())),
         ("caught_up", pa.bool_()),
+        ("waits_for_time", pa.bool_()),
         ("error", pa.string()),
     ]
 )

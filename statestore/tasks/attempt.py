@@ -166,6 +166,10 @@ class Attempt:
         """Return whether every input was processed up to its planned end."""
         return self._intake.finished()
 
+    def waits_for_time(self) -> bool:
+        """Return whether something would happen if no upstream task held time back."""
+        return self._context.waits_for_time()
+
     def is_idle(self) -> bool:
         """Return whether nothing is to be committed and no input is known to have more."""
         return not self._dirty and self._intake.at_ends_of_logs(self._source)

@@ -33,7 +33,7 @@ from statestore.tasks.left_out import LeftOutRecords
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.plan import NO_GLOBAL_STORES, GlobalStoresByName
 from statestore.tasks.poison import Poison
-from statestore.tasks.watermarks import NO_TIME, Watermarks
+from statestore.tasks.watermarks import NO_TIME, UNBOUNDED, Watermarks
 from statestore.topology.failures import NodeFailed, Stage, encoded, encoded_for, failed
 from statestore.topology.nodes import (
     Advance,
@@ -280,6 +280,12 @@ class TaskContext:
         bound_ms = self.time_bound()
         for opened in self._stores.values():
             opened.hold_time(bound_ms)
+
+    def waits_for_time(self) -> bool:
+        """Return whether something would happen if no upstream task held time back."""
+        if not self._watermarks.are_any or self._watermarks.bound_ms == UNBOUNDED:
+            return False
+        return bool(self._advances) or self.punctuations.has_alarms or self.punctuations.by_stream
 
     def time_may_pass(self) -> bool:
         """Return whether `let_time_pass` would tell anybody anything."""

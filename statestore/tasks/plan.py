@@ -168,7 +168,8 @@ class TaskReport:
     many of `records_in` were theirs; times and bytes are the last worker's. `start_seconds` runs
     from the claim to the first poll and includes `restore_seconds`. `first_record_ms`, when the
     poll began that brought the first record, and `last_commit_ms` are by the wall clock, so that
-    reports of several processes can be compared.
+    reports of several processes can be compared. `waits_for_time`: it has something that happens
+    as time passes, and upstream tasks hold time back.
     """
 
     stream_task: str
@@ -193,6 +194,7 @@ class TaskReport:
     last_commit_ms: int | None = None
     quarantined: list[str] = field(default_factory=list)
     caught_up: bool = False
+    waits_for_time: bool = False
 
     @property
     def held_records(self) -> int:

@@ -127,6 +127,7 @@ class StreamTask:
         self._ownership.check()
         self._responder.finish(self._stores.opened, self._committer.stamp.number)
         self.report.caught_up = self._present().caught_up()
+        self.report.waits_for_time = self._present().waits_for_time()
 
     def step_commit(self) -> None:
         """Commit now; after a failure that can be repaired, the records are processed again."""

@@ -179,6 +179,11 @@ class Punctuations:
         """Whether any node has timers."""
         return bool(self._alarms)
 
+    @property
+    def by_stream(self) -> bool:
+        """Whether anything is scheduled by stream time."""
+        return bool(self._stream)
+
     def timers_due(self, now_ms: int) -> bool:
         """Return whether a timer may be due before that stream time."""
         return any(alarm.next_ms < now_ms for alarm in self._alarms)
