@@ -29,7 +29,7 @@ from operator import add
 from typing import Final, NamedTuple, cast
 
 from statestore.model.batch import Batch
-from statestore.model.records import Header
+from statestore.model.records import BYTES, Header
 from statestore.stores.staged_table import Changes
 from statestore.stores.versioned import layout
 
@@ -38,6 +38,7 @@ STAMP: Final = 1
 _TIME_HEADER: Final = "statestore-time"
 _LOG_HEADER: Final = "statestore-log"
 _FORGOTTEN_KEY: Final = b"c"
+_TIME_BYTES: Final = 8
 _NONE: Final[tuple[Header, ...]] = ()
 _DELETED: Final[tuple[Header, ...]] = ((_LOG_HEADER, b"deleted"),)
 _FORGOTTEN: Final[tuple[Header, ...]] = ((_LOG_HEADER, b"forgotten"),)
@@ -65,6 +66,19 @@ def true_times(batch: Batch) -> list[int]:
         _true(batch.headers[i]) if time == STAMP else time
         for i, time in enumerate(batch.timestamps)
     ]
+
+
+def has_versions(batch: Batch) -> bool:
+    """Return whether records of what should be a plain changelog are those of a versioned store."""
+    if STAMP not in batch.timestamps:
+        return False
+    headers = batch.headers or [()] * len(batch)
+    rows = zip(batch.keys.encoded(BYTES), batch.timestamps, headers, strict=True)
+    # The time of a version is in its key.
+    return any(
+        time == STAMP and not head and key is not None and len(key) >= _TIME_BYTES
+        for key, time, head in rows
+    )
 
 
 def _true(headers: Sequence[Header]) -> int:

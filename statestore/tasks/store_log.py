@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
+from statestore.errors import TopologyMismatch
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds, Outbox, Records
-from statestore.stores.logged import sendable, true_times
+from statestore.stores.logged import has_versions, sendable, true_times
 from statestore.stores.staged_table import Changes
 from statestore.topology.failures import NodeFailed, decoded
 from statestore.topology.nodes import SourceNode
@@ -98,6 +99,12 @@ class OwnChangelog:
 
     def rows(self, batch: Batch) -> LoggedRows:
         if not self.has_versions:
+            if has_versions(batch):
+                raise TopologyMismatch(
+                    f"changelog {self.tp.topic} has the versions of a store with history, and the "
+                    "store of the pipeline has none: give it history_retention_ms again, give the "
+                    "plain store another name, or process everything anew with `statestore reset`"
+                )
             times = true_times(batch)
             if times is not batch.timestamps:
                 batch = replace(batch, timestamps=times)

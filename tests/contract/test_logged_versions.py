@@ -8,12 +8,20 @@ from hypothesis import given
 
 import statestore as ss
 from statestore import serdes
+from statestore.errors import TopologyMismatch
 from statestore.faults import CrashPoint, on_reach
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
-from statestore.stores.logged import Forgotten, of_the_log, read_versions, versions
+from statestore.stores.logged import (
+    Forgotten,
+    of_the_log,
+    read_versions,
+    sendable,
+    versions,
+)
 from statestore.stores.versioned.layout import version_row
 from statestore.tasks import rewriting
+from statestore.tasks.store_log import OwnChangelog
 from statestore.testing import TopologyTestDriver
 from tests.builders import log_batch, log_rows
 
@@ -43,6 +51,15 @@ def test_what_a_log_says_besides_is_told_apart_from_plain_records() -> None:
     assert (read.keys, read.values) == ([b"k" * 9, b"k" * 9, b"b"], [b"v", None, None])
     assert (read.forgotten, read.is_whole) == (forgotten, True)
     assert read_versions(log_batch([*said, *plain]), is_whole=True).is_whole is False
+
+
+def test_a_plain_store_refuses_a_log_of_versions_and_takes_any_times_of_its_own() -> None:
+    log = OwnChangelog(LOG, exactly_once=True)
+    with pytest.raises(TopologyMismatch, match="history_retention_ms again"):
+        log.rows(log_batch(log_rows(versions([b"key"], [version_row(b"v", 2**40)]))))
+    times, headers = sendable([-5, 0, 1, 2])
+    rows = zip([b"long enough a key"] * 4, [b"v"] * 4, times, headers or (), strict=True)
+    assert log.rows(log_batch(list(rows))).batch.timestamps == [-5, 0, 1, 2]
 
 
 class Died(Exception):
