@@ -66,7 +66,8 @@ class Announcer:
     def wrote(self, topic: str, times: Sequence[int]) -> None:
         """Note the times of records that were written into an internal topic."""
         if topic in self._plan.channels:
-            self.sent[topic] = max(*times, self.sent.get(topic, times[0]))
+            latest_ms = max(times)
+            self.sent[topic] = max(latest_ms, self.sent.get(topic, latest_ms))
 
     def went_back(self, untold: Mapping[str, int]) -> None:
         """Begin again at a commit that left these latest times untold."""

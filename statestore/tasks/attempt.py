@@ -71,6 +71,7 @@ class Attempt:
         self._clock = clock
         self._records_in = 0
         self._dirty = False
+        self._took_marks = False
 
     def step(self, timeout_ms: int) -> int:
         """Poll for up to `timeout_ms`, process, commit if due; return the number of records."""
@@ -136,7 +137,7 @@ class Attempt:
         report.count(before, done)
         report.held = context.held_back.by_store()
         self._records_in = 0
-        self._dirty = False
+        self._dirty = self._took_marks = False
 
     def all_seen(self) -> bool:
         """Note that all input there is was processed; return whether that let time pass."""
@@ -272,6 +273,7 @@ class Attempt:
     def _take_marks(self) -> None:
         """Take in what upstream tasks said of how far they have come, and let time pass."""
         for tp, offset, mark in self._intake.take_marks():
+            self._took_marks = True
             self._times.watermarks.take(tp.topic, mark)
             self._let_time_pass((tp, offset))
 
@@ -332,10 +334,12 @@ class Attempt:
         )
 
     def _has_news(self) -> bool:
-        """Return whether those below wait to be told something in a continuous run."""
+        """Return whether a commit would say more of time, to those below or of what was taken."""
         announcer, times = self._times.announcer, self._times
-        if not announcer or not times.continuous or not self._committer.interval_has_passed():
+        if not times.continuous or not self._committer.interval_has_passed():
             return False
+        if self._took_marks or not announcer:
+            return self._took_marks
         now_s = self._clock.monotonic()
         return bool(announcer.news(self._context, idle=self._is_resting(), now_s=now_s))
 

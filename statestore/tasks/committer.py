@@ -117,7 +117,11 @@ class Committer:
             tally if tally.serving else None,
             in_stamp(times.partitions),
             times.seen_ms,
-            {topic_digest(topic): one for topic, one in sorted(times.channels.items())},
+            # What this run does not ask for, as when rows are migrated, stays as it was.
+            {
+                topic_digest(topic): one
+                for topic, one in sorted({**self.times.channels, **times.channels}.items())
+            },
             {topic_digest(topic): one for topic, one in sorted(times.untold.items())},
         )
         self.begin()
@@ -135,7 +139,7 @@ class Committer:
         self.stamp = stamp
         self.tally = tally
         self.offsets = offsets
-        self.times = times
+        self.times = times._replace(channels={**self.times.channels, **times.channels})
         self.position = position_at(offsets)
         self._stores.committed()
         self._checkpoint.committed(offsets)

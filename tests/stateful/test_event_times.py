@@ -24,7 +24,7 @@ from statestore.testing.driver import TopologyTestDriver
 SEED = os.environ.get("STATESTORE_TIMES_SEED")
 COUNT = int(os.environ.get("STATESTORE_TIMES", "0"))
 SEEDS = random.sample(range(10**9), COUNT) if COUNT else range(32)
-SHARE = 2
+SHARE = 1
 SHARES = [[int(SEED)]] if SEED else [SEEDS[i : i + SHARE] for i in range(0, len(SEEDS), SHARE)]
 START_MS = 1_600_000_000_000
 KINDS = ("tumbling", "hopping", "sliding", "sessions", "suppressed", "joined", "outer", "history")

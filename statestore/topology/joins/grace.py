@@ -192,7 +192,8 @@ class _Room:
         bound_ms = self._context.time_bound()
         if bound_ms is None or not times:
             return times
-        self.ahead_ms = max(self.ahead_ms, *times)
+        latest_ms = max(times)
+        self.ahead_ms = max(self.ahead_ms, latest_ms)
         return [min(time, bound_ms) for time in times]
 
     def add(self, node: str, batch: Batch, then: list[int]) -> tuple[Batch, list[int], int]:

@@ -274,7 +274,8 @@ class _UpdateBuffer:
         bound_ms = self._context.time_bound()
         if bound_ms is None or not times:
             return times
-        self._ahead_ms = max(self._ahead_ms, *times)
+        latest_ms = max(times)
+        self._ahead_ms = max(self._ahead_ms, latest_ms)
         return [min(time, bound_ms) for time in times]
 
     def _close_all(self) -> None:
