@@ -11,7 +11,7 @@ from pyspark import SparkContext
 
 from tests.builders import ROOT
 
-FOLDERS = ("guides", "coming-from")
+FOLDERS = ("tutorials", "guides", "coming-from")
 # A page that is typed into a shell has a test of its own.
 TYPED = ("deploying",)
 PAGES = [
