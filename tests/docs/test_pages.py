@@ -33,6 +33,7 @@ STARTS = {
     "guides-security": [pytest.mark.kafka],
     "guides-serving": [pytest.mark.kafka],
     "guides-spark": [pytest.mark.kafka, pytest.mark.spark],
+    "guides-testing": [pytest.mark.kafka],
     "guides-without-spark": [pytest.mark.kafka],
 }
 
