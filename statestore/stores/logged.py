@@ -4,7 +4,7 @@ A plain changelog has a key, a value, and the time of the change as the record's
 client takes the time 0 for "now" and refuses less. So a change of the time 1 or before has the
 record's time 1, and its true time in the header `statestore-time`.
 
-The changelog of a store with history has a key of its own for each version (docs/adr/0038):
+The changelog of a store with history has a key of its own for each version (docs/adr/0037):
 
     key             value      timestamp  header statestore-log
     <key> <time>    <value>    1                                  a version

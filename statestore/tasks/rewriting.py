@@ -1,7 +1,7 @@
 """Writes rows of a store anew, chunk by chunk, for its stream task.
 
 They are those that older serdes wrote, or all versions, if the log does not have a record for each
-(docs/adr/0038).
+(docs/adr/0037).
 
 A chunk becomes pending writes of the store, and the task commits them as it commits any others: the
 changelog and the store have all of a chunk, or nothing of it. Rows say which serde wrote them, so

@@ -224,7 +224,7 @@ def _placed(records: LogRecords, subject: Subject) -> Iterator[tuple[AuditPlace,
 
 
 def _logged_versions(records: LogRecords) -> Iterator[tuple[AuditPlace, bytes | None]]:
-    """Yield versions as the changelog of a store with history has them (docs/adr/0038)."""
+    """Yield versions as the changelog of a store with history has them (docs/adr/0037)."""
     keys, values, times, headers = records
     for i, (key, value, time) in enumerate(zip(keys, values, times, strict=True)):
         said = {} if headers is None else dict(headers[i])

@@ -3,7 +3,7 @@
 The log has a key for each version, so compaction never removes one. The owner has to say which it
 may: a commit that finds versions in expired segments logs a null for each, at most so many at once,
 and drops their rows. Those that ended first go first, and a delete goes after all that it ended. So
-whatever compaction leaves of a key are its last versions (docs/adr/0038).
+whatever compaction leaves of a key are its last versions (docs/adr/0037).
 """
 
 from itertools import islice
