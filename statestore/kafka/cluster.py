@@ -30,7 +30,10 @@ from statestore.kafka.errors import is_transient, is_unanswered, kafka_error, tr
 from statestore.kafka.groups import read_group
 from statestore.kafka.partitioner import key_hashes
 from statestore.kafka.source import KafkaSource
+from statestore.model import time_marks
+from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
+from statestore.model.records import BYTES
 from statestore.ports import Bounds, GroupOffset, KeyHashes, TopicSpec
 from statestore.settings import Settings
 
@@ -313,7 +316,7 @@ def first_key_hashes(
                 for batch in source.poll(_KEYS * len(topics), _WAIT_MS):
                     assert batch.topic is not None
                     assert batch.partition is not None
-                    rows[batch.topic] += [(batch.partition, key) for key in batch.keys.objects]
+                    rows[batch.topic] += [(batch.partition, key) for key in _keys_of(batch)]
                 enough = {topic for topic, found in rows.items() if _is_enough(found)}
                 done = [
                     tp
@@ -327,6 +330,14 @@ def first_key_hashes(
         topic: key_hashes(found, topics[topic], _KEYS, span_bytes=(windowed or {}).get(topic, 0))
         for topic, found in rows.items()
     }
+
+
+def _keys_of(batch: Batch) -> list[bytes | None]:
+    """Return the keys of records; none of time marks, which are in every partition."""
+    keys = list(batch.keys.encoded(BYTES))
+    for place in time_marks.places_of(keys, batch.values.encoded(BYTES)):
+        keys[place] = None
+    return keys
 
 
 def _is_enough(rows: list[tuple[int, bytes | None]]) -> bool:

@@ -11,7 +11,10 @@ from time import monotonic
 from statestore.kafka.admin import Admin
 from statestore.kafka.groups import read_group
 from statestore.kafka.source import KafkaSource
+from statestore.model import time_marks
+from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
+from statestore.model.records import BYTES
 from statestore.ports import Bounds, InputFacts
 from statestore.settings import Settings
 
@@ -85,8 +88,8 @@ class KafkaMonitoringClient:
     ) -> dict[TopicPartition, int | None]:
         """Return the timestamp that `pick` chooses in each span; spans not read in time are absent.
 
-        It is None for a span without data: all its offsets may belong to transaction markers or
-        aborted records.
+        It is None for a span without data: all its offsets may belong to transaction markers,
+        aborted records or time marks.
         """
         left = {tp: span for tp, span in spans.items() if span.end > span.start}
         found: dict[TopicPartition, int | None] = dict.fromkeys(spans.keys() - left.keys())
@@ -101,7 +104,8 @@ class KafkaMonitoringClient:
                     assert batch.topic is not None
                     assert batch.partition is not None
                     tp = TopicPartition(batch.topic, batch.partition)
-                    seen[tp] = pick(seen.get(tp), batch.timestamps)
+                    if times := _times_of(batch):
+                        seen[tp] = pick(seen.get(tp), times)
                 enough = seen if pick is _first else {}
                 done = [t for t, s in left.items() if t in enough or source.position(t) >= s.end]
                 source.pause(done)
@@ -112,6 +116,13 @@ class KafkaMonitoringClient:
 
 
 _Pick = Callable[[int | None, Sequence[int]], int]
+
+
+def _times_of(batch: Batch) -> list[int]:
+    """Return the times of records, without those of time marks."""
+    keys, values = batch.keys.encoded(BYTES), batch.values.encoded(BYTES)
+    marks = set(time_marks.places_of(keys, values))
+    return [time for i, time in enumerate(batch.timestamps) if i not in marks]
 
 
 def _first(before: int | None, times: Sequence[int]) -> int:

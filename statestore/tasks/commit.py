@@ -23,6 +23,7 @@ from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from statestore.errors import CommitUnknown, Fenced, RecordFailed
 from statestore.faults import CrashPoint, reach
@@ -36,6 +37,8 @@ from statestore.topology.failures import NodeFailed, Stage
 
 _ANSWER_ATTEMPTS = 3
 _INT64_MAX = (1 << 63) - 1
+_TEXT_MAX_BYTES = 4096
+"""Brokers refuse longer metadata (offset.metadata.max.bytes)."""
 
 
 class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,7 +60,13 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
     untold: dict[str, int] = {}
 
     def text(self) -> str:
-        return msgspec.json.encode(self).decode()
+        """Return the metadata; what there is no room for is what only holds time back longer."""
+        made = msgspec.json.encode(self)
+        if len(made) > _TEXT_MAX_BYTES:
+            made = msgspec.json.encode(replace(self, channels={}))
+        if len(made) > _TEXT_MAX_BYTES:
+            made = msgspec.json.encode(replace(self, channels={}, untold={}))
+        return made.decode()
 
     @classmethod
     def latest(cls, committed: Mapping[TopicPartition, GroupOffset]) -> "CommitStamp":

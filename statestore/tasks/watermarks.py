@@ -29,17 +29,21 @@ UNBOUNDED: Final = (1 << 63) - 1
 NO_TIME: Final = -1
 """Stream time before the first record, where there has to be a number."""
 _UNHEARD: Final = -(1 << 63)
-_FIRST_CHARACTER: Final = 35
-_CHARACTERS_MAX: Final = 1_500
 _LEVELS: Final = 44
+_CHARACTERS: Final = "".join(chr(c) for c in range(35, 127) if c != ord("\\"))
+"""By twice the level, plus one for an idle task. JSON writes each as one byte."""
+_BYTES_MAX: Final = 1_500
+_BYTES_BESIDE: Final = 70
+"""What a topic takes beside its characters."""
 
 
 class ChannelStamp(msgspec.Struct, frozen=True, array_like=True):
-    """The channels of a topic in the metadata of a commit: `size` of them share a character."""
+    """The `count` channels of a topic in a commit's metadata: `size` of them share a character."""
 
     base_ms: int
     states: str
     run: str
+    count: int
     size: int = 1
 
 
@@ -76,18 +80,18 @@ class Channels:
             _character(min(self._times[i : i + size]), base, all(idle[i : i + size]))
             for i in range(0, len(idle), size)
         )
-        return ChannelStamp(base, "".join(states), self._run, size)
+        return ChannelStamp(base, "".join(states), self._run, len(idle), size)
 
     def restore(self, stamp: ChannelStamp) -> None:
         """Take back what a commit kept; tasks that it did not know have said nothing."""
         self._run = stamp.run
+        known = min(stamp.count, len(self._times))
         for place, character in enumerate(stamp.states):
-            level, idle = divmod(ord(character) - _FIRST_CHARACTER, 2)
+            level, idle = divmod(_CHARACTERS.index(character), 2)
             ahead = 0 if level <= 1 else 1 << (level - 2)
-            for channel in range(place * stamp.size, (place + 1) * stamp.size):
-                if channel < len(self._times):
-                    self._times[channel] = stamp.base_ms + ahead if level else _UNHEARD
-                    self._idle[channel] = stamp.run if idle else None
+            for channel in range(place * stamp.size, min((place + 1) * stamp.size, known)):
+                self._times[channel] = stamp.base_ms + ahead if level else _UNHEARD
+                self._idle[channel] = stamp.run if idle else None
 
 
 class Watermarks:
@@ -150,11 +154,11 @@ class Watermarks:
 
     def stamps(self) -> dict[str, ChannelStamp]:
         """Return what a commit keeps, by topic."""
-        most = _CHARACTERS_MAX // max(len(self._channels), 1)
+        most = max(_BYTES_MAX // max(len(self._channels), 1) - _BYTES_BESIDE, 1)
         return {topic: channels.stamp(most) for topic, channels in self._channels.items()}
 
 
 def _character(time_ms: int, base_ms: int, idle: bool) -> str:  # noqa: FBT001  # half of a state
     """Return the character of a task: unheard, or how far it is ahead, rounded down."""
     level = 0 if time_ms == _UNHEARD else min((time_ms - base_ms).bit_length() + 1, _LEVELS)
-    return chr(_FIRST_CHARACTER + 2 * level + idle)
+    return _CHARACTERS[2 * level + idle]

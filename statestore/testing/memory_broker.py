@@ -15,6 +15,7 @@ from statestore.errors import (
     Unavailable,
 )
 from statestore.kafka.partitioner import key_hashes
+from statestore.model import time_marks
 from statestore.model.batch import Batch, Column
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
@@ -367,7 +368,7 @@ class MemoryCluster:
         for topic, count in topics.items():
             logs = enumerate(self._state.topics[topic])
             entries = ((p, e) for p, log in logs for e in log.read(log.start, log.last_stable))
-            rows = ((p, e.key) for p, e in entries if e.is_visible)
+            rows = ((p, e.key) for p, e in entries if e.is_visible and not _is_mark(e))
             found[topic] = key_hashes(rows, count, _KEYS, span_bytes=(windowed or {}).get(topic, 0))
         return found
 
@@ -440,10 +441,16 @@ class MemoryMonitoringClient:
         committed = self._state.groups.get((self._group_id, tp))
         unread = max(bounds.start, 0 if committed is None else committed.offset)
         following = self._state.log(tp).read(unread, bounds.end)
-        times = [entry.timestamp_ms for entry in following if entry.is_visible]
+        times = [
+            entry.timestamp_ms for entry in following if entry.is_visible and not _is_mark(entry)
+        ]
         if not times:
             return InputFacts(bounds, committed, None, None)
         return InputFacts(bounds, committed, times[0], max(times))
+
+
+def _is_mark(entry: LogEntry) -> bool:
+    return entry.value is None and time_marks.is_mark(entry.key)
 
 
 def _bounds(state: BrokerState, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:

@@ -4,6 +4,7 @@ import pytest
 
 from statestore.errors import TopicMissing, Unavailable
 from statestore.model.ids import TopicPartition
+from statestore.model.time_marks import TimeMark, key_of
 from statestore.ports import Bounds, GroupOffset, InputFacts, Outbox
 from tests.contract.broker_steps import YEAR_2013, commit, opened, send
 from tests.contract.broker_worlds import Row, World
@@ -57,6 +58,15 @@ def test_an_input_read_in_part_tells_the_next_record_and_the_newest(world: World
     assert told.next_ms == YEAR_2013 + 7
     assert told.newest_ms is not None
     assert told.newest_ms >= YEAR_2013 + 7
+
+
+def test_time_marks_are_neither_next_nor_newest(world: World) -> None:
+    tp = produced(world, 5)
+    mark = key_of(TimeMark(0, None, None, "run", idle=True))
+    world.produce(tp.topic, [Row(mark, None, YEAR_2013 + 90)])
+    assert facts(world, tp) == InputFacts(Bounds(0, 2), None, YEAR_2013 + 5, YEAR_2013 + 5)
+    commit_input(opened(world), tp, 1)
+    assert facts(world, tp) == InputFacts(Bounds(0, 2), GroupOffset(1, "m"), None, None)
 
 
 def test_an_input_read_to_its_end_has_nothing_next(world: World) -> None:

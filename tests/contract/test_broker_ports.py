@@ -12,6 +12,7 @@ from statestore.errors import (
 from statestore.kafka.partitioner import murmur2_partition
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
+from statestore.model.time_marks import TimeMark, key_of
 from statestore.ports import GroupOffset, Records
 from tests.contract.broker_steps import (
     YEAR_2013,
@@ -350,6 +351,25 @@ def test_keys_in_windows_are_judged_by_the_key_alone(world: World) -> None:
     cluster = world.cluster()
     assert cluster.key_hashes({topic: 7}, {topic: 8})[topic].murmur2
     assert not cluster.key_hashes({topic: 7})[topic].murmur2
+
+
+def test_time_marks_are_no_keys_that_a_hash_placed(world: World) -> None:
+    topic = world.topic(partitions=4)
+    mark = key_of(TimeMark(0, YEAR_2013, YEAR_2013, "run"))
+    keys: list[bytes | None] = [b"k%d" % n for n in range(40)]
+    outbox = opened(world)
+    outbox.begin()
+    outbox.send(Records(topic, keys, keys, [YEAR_2013] * len(keys), placing=keys))
+    for partition in range(4):
+        outbox.send(Records(topic, [mark], [None], [YEAR_2013], partition))
+    outbox.commit()
+    cluster = world.cluster()
+    bounds = [TopicPartition(topic, partition) for partition in range(4)]
+    until(
+        lambda: sum(bound.end for bound in cluster.bounds(bounds).values()) >= 44,
+        "the end of the transaction",
+    )
+    assert cluster.key_hashes({topic: 4})[topic] == (40, True, False)
 
 
 def test_sends_are_kept_in_order_per_partition(world: World) -> None:
