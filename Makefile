@@ -35,9 +35,10 @@ down: ## stop what `make up` started
 setup: ## check Python, Java and Maven; install the locked environment into .venv
 	@scripts/setup.sh
 
-fmt: setup ## format the code and fix what can be fixed safely
+fmt: setup ## format the code, fix what can be fixed safely, and make the page of names anew
 	@$(BIN)/ruff check --fix-only --quiet $(CODE)
 	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/python -m scripts.reference_names
 
 check: setup ## format, lint, types, layers, spelling, tidiness: every fault at once
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync $(CHECKS)

@@ -12,6 +12,7 @@ from functools import cache
 import griffe
 import pytest
 
+from scripts import reference_names
 from statestore import errors
 from tests.builders import ROOT
 
@@ -79,6 +80,13 @@ def test_the_reference_has_every_public_name_once(face: str) -> None:
     assert wanted
     wrong = {name: documented.count(name) for name in wanted if documented.count(name) != 1}
     assert wrong == {}, "give each of these one line `::: NAME` on a page of docs/reference"
+
+
+def test_the_page_of_names_is_that_of_the_sources() -> None:
+    page = reference_names.page()
+    assert page.count("\n") > 500
+    told = "`make fmt` makes it anew"
+    assert reference_names.PAGE.read_text(encoding="utf-8") == page, told
 
 
 def test_everything_public_has_a_docstring() -> None:
