@@ -7,7 +7,7 @@ many partitions a round of marks is n times n records, and therefore a task send
 (docs/adr/0038). What is held back so goes out later, with or without records.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from statestore.model.time_marks import TimeMark, key_of
@@ -30,8 +30,23 @@ class InputProgress(NamedTuple):
     bound_ms: int
 
 
+class _Written(NamedTuple):
+    """The latest time of what a task wrote, and how far its input was ahead of that at most."""
+
+    latest_ms: int
+    behind_ms: int
+
+
 class Working(Protocol):
     """The part of a task that knows how far it has come."""
+
+    @property
+    def had_input(self) -> bool:
+        """Whether it has processed records in this attempt."""
+
+    @property
+    def retiming(self) -> Collection[str]:
+        """The nodes that may give records other times."""
 
     def progress(self, topics: frozenset[str]) -> InputProgress:
         """Return how far it has come with the inputs of these topics."""
@@ -58,20 +73,31 @@ class Announcer:
             for topic in plan.channels
         }
         self.sent: dict[str, int] = {}
+        self._written: dict[str, _Written] = {}
 
     def __bool__(self) -> bool:
         """Whether there is anybody to tell."""
         return bool(self._plan.channels)
 
-    def wrote(self, topic: str, times: Sequence[int]) -> None:
-        """Note the times of records that were written into an internal topic."""
-        if topic in self._plan.channels:
-            latest_ms = max(times)
-            self.sent[topic] = max(latest_ms, self.sent.get(topic, latest_ms))
+    def wrote(self, topic: str, times: Sequence[int], now_ms: int | None) -> None:
+        """Note the times of records that were written into an internal topic.
+
+        `now_ms`: how late it was by the task's input; None: not known.
+        """
+        if topic not in self._plan.channels:
+            return
+        latest_ms = max(times)
+        self.sent[topic] = max(latest_ms, self.sent.get(topic, latest_ms))
+        behind_ms = 0 if now_ms is None else max(now_ms - latest_ms, 0)
+        before = self._written.get(topic, _Written(latest_ms, 0))
+        self._written[topic] = _Written(
+            max(latest_ms, before.latest_ms), max(behind_ms, before.behind_ms)
+        )
 
     def went_back(self, untold: Mapping[str, int]) -> None:
         """Begin again at a commit that left these latest times untold."""
         self._told.clear()
+        self._written.clear()
         self.sent = dict(untold)
 
     def news(
@@ -88,6 +114,8 @@ class Announcer:
             at = working.progress(ways.inputs)
             rests = idle and at.bound_ms == UNBOUNDED
             time_ms = at.time_ms
+            if time_ms is not None and ways.are_retimed(working):
+                time_ms = self._retimed(topic, time_ms, working)
             if time_ms is not None:
                 time_ms = ways.earliest_after(time_ms, working.kept_back)
             sent_ms = self.sent.get(topic)
@@ -99,6 +127,17 @@ class Announcer:
             if is_new and (due or rests or (told is not None and told.idle)):
                 found[topic] = TimeMark(channel, time_ms, sent_ms, self._plan.run, rests)
         return found
+
+    def _retimed(self, topic: str, time_ms: int, working: Working) -> int | None:
+        """Return how far the task has come by the times that its functions set.
+
+        If these are in order, it is the latest one. A task that writes little and sets none is as
+        far as its input, less what was out of order there. None: it has yet to show what they are.
+        """
+        written = self._written.get(topic)
+        if written is None:
+            return time_ms if working.had_input else None
+        return min(time_ms, max(written.latest_ms, time_ms - written.behind_ms))
 
     def send(self, marks: Mapping[str, TimeMark], outbox: Outbox, now_s: float) -> None:
         """Add marks to the open transaction."""
@@ -132,6 +171,11 @@ class _Ways:
         self.inputs = frozenset(
             topic.full(application_id) for source in sources for topic in source.topics
         )
+
+    def are_retimed(self, working: Working) -> bool:
+        """Return whether functions decide about the times of what is written."""
+        names = {node.name for node in self._nodes}
+        return not names.isdisjoint(working.retiming) and names.isdisjoint(working.kept_back)
 
     def earliest_after(self, now_ms: int, kept_back: Mapping[str, Earliest]) -> int:
         """Return the earliest time of a record that may still come, once stream time is `now_ms`.

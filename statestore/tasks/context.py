@@ -91,7 +91,10 @@ class TaskContext:
         self._announcer = announcer
         self._advances: list[tuple[str, Advance]] = []
         self._part = part
-        self._sets_times: set[str] = set()
+        self.retiming: set[str] = set()
+        """The nodes in which a function may set the times of records."""
+        self._began_ms: int | None = None
+        """While records are processed: how late it is at the first of them."""
         self._passed_bound_ms = NO_TIME
         self.commit_requested = False
         self.records_out = 0
@@ -134,10 +137,15 @@ class TaskContext:
             self._advances.insert(0, (node, advance))
 
     def sets_times(self, node: str) -> None:
-        self._sets_times.add(node)
+        self.retiming.add(node)
 
     def keeps_back(self, node: str, earliest: Earliest) -> None:
         self.kept_back[node] = earliest
+
+    @property
+    def had_input(self) -> bool:
+        """Whether there were records in this attempt."""
+        return bool(self._latest)
 
     def progress(self, topics: frozenset[str]) -> InputProgress:
         """Return how far the task has come with the inputs of these topics."""
@@ -226,6 +234,7 @@ class TaskContext:
             failed = error
             raise
         finally:
+            self._began_ms = None
             APPLICATION.reset(outer)
             count_processing(self._clock.monotonic() - began_s, self._attributes(batch.tp), failed)
 
@@ -251,6 +260,8 @@ class TaskContext:
             passed = times if stop - start == count else times[start:stop]
             if self._keeps_stream_times:
                 part = part.with_stream_times(running(before_ms, passed))
+            if self._announcer:
+                self._began_ms = before_ms if held else _later(before_ms, times[start])
             push(part)
             latest_ms = max(passed)
             if before_ms is None or latest_ms > before_ms:
@@ -292,7 +303,7 @@ class TaskContext:
         if not self._watermarks.are_any:
             return False
         bound_ms = self._watermarks.bound_ms
-        is_new = bound_ms != self._passed_bound_ms and bool(self._sets_times)
+        is_new = bound_ms != self._passed_bound_ms and bool(self.retiming)
         return is_new or self.due_ms() is not None
 
     def due_ms(self) -> int | None:
@@ -314,7 +325,7 @@ class TaskContext:
         try:
             bound_ms = self._passed_bound_ms = self._watermarks.bound_ms
             told_ms = NO_TIME if self.stream_time_ms is None else self.stream_time_ms
-            retimed = self._part.below(self._sets_times) if self._sets_times else ()
+            retimed = self._part.below(self.retiming) if self.retiming else ()
             for node, advance in self._advances:
                 passed_ms = told_ms if now_ms is None else now_ms
                 advance(NO_TIME if node in retimed else passed_ms, bound_ms)
@@ -344,7 +355,8 @@ class TaskContext:
     def wrote(self, topic: str, batch: Batch) -> None:
         """Note records written into an internal topic."""
         if len(batch):
-            self._announcer.wrote(topic, batch.timestamps)
+            now_ms = self.stream_time_ms if self._began_ms is None else self._began_ms
+            self._announcer.wrote(topic, batch.timestamps, now_ms)
 
     def punctuate(self, now_ms: int) -> None:
         """Fire what is due by wall-clock time."""
@@ -422,6 +434,10 @@ def _wire(
         full = topic.full(application_id)
         entries[full] = _pushing_each(entries[full])
     return entries
+
+
+def _later(time_ms: int | None, other_ms: int) -> int:
+    return other_ms if time_ms is None else max(time_ms, other_ms)
 
 
 def _checks(part: SubTopology, source: SourceNode, context: TaskContext) -> list[Push]:

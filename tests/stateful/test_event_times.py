@@ -224,3 +224,62 @@ def test_time_does_not_depend_on_partitions(seeds: list[int]) -> None:
         told = f"STATESTORE_TIMES_SEED={seed}: {program}, {partitions} partitions"
         assert found(program, runs, partitions, crash) == wanted, told
         assert not wanted.late, told
+
+
+NOW_MS = 1_760_000_000_000
+
+
+class Retiming:
+    """Gives records the time that they tell, and hands on only some of them."""
+
+    def __init__(self, context: ss.ProcessorContext[str, Any]) -> None:
+        self._context = context
+
+    def process(self, record: Record[str, Any]) -> None:
+        if record.value["n"] % 2:
+            self._context.forward(record.replace(timestamp_ms=record.value["at"]))
+
+
+def retimed_minutes(how: str) -> ss.Topology:
+    """Records per key and minute of the time that they tell, set above a repartition."""
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    facts = builder.stream("in")
+    if how == "set_timestamp":
+        facts = facts.set_timestamp(lambda record: int(record.value["at"]))
+    else:
+        facts = facts.process(Retiming)
+    keyed = facts.group_by(lambda _key, value: value["key"], name="by-key")
+    minutes = keyed.windowed_by(ss.TumblingWindows(60_000), emit="on_window_close")
+    minutes.count("minutes").to_stream().to("out")
+    return builder.build()
+
+
+@pytest.mark.parametrize("how", ["set_timestamp", "processor"])
+@pytest.mark.parametrize("crash", [0, 1], ids=["", "crash"])
+def test_times_that_functions_set_above_a_repartition_are_in_order_below(
+    how: str, crash: int
+) -> None:
+    """All was written within seconds, and tells of hours in order."""
+
+    def told(partitions: int) -> dict[Any, Any]:
+        settings = {"statestore.batch.max.records": 20}
+        found: dict[Any, Any] = {}
+        with TopologyTestDriver(retimed_minutes(how), settings, partitions=partitions) as driver:
+            for run in range(2):
+                numbers = range(400 * run, 400 * run + 400)
+                driver.pipe_all("in", [retimed(n, partitions) for n in numbers])
+                rows = {row.key: row.value for row in driver.read("out")}
+                assert not rows.keys() & found.keys()
+                found |= rows
+                if crash:
+                    driver.crash()
+            standings = [task.standing() for task in driver._tasks.values()]
+        assert not any(one.left_out for one in standings)
+        return found
+
+    assert told(4) == told(1)
+
+
+def retimed(n: int, partitions: int) -> Record[str, Any]:
+    value = {"key": "abc"[n % 3], "n": n, "at": START_MS + 7_000 * n}
+    return Record(str(n), value, NOW_MS + n // 100, partition=n // 5 % partitions)
