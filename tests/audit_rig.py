@@ -18,7 +18,7 @@ from rocksdict import Options, Rdict
 
 import statestore as ss
 from statestore.kafka.partitioner import murmur2_partition
-from statestore.operations.audits.audit import AuditCheck
+from statestore.operations.audits.checks import AuditCheck
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka import audit_pipelines
 from tests.kafka.run_pipelines import PREFIX_VARIABLE

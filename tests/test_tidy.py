@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from statestore.faults import CrashPoint
-from statestore.operations.audits.audit import AuditCheck
+from statestore.operations.audits.checks import AuditCheck
 from statestore.settings import describe_settings
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -140,7 +140,8 @@ def _judged(
         for row in read.where("unreadable is not null").select("subject", "unreadable").collect()
     }
     # If files cannot be read to their end, none of their rows proves anything.
-    stored, logged = (frame.where(~F.col("subject").isin(list(unread))) for frame in (read, log))
+    kept, logged = (frame.where(~F.col("subject").isin(list(unread))) for frame in (read, log))
+    stored = kept.where("fault is null")
     compared = compare(stored, logged, subjects).persist()
     found = _findings(compared)
     placements = _placements(stored, subjects)
@@ -150,6 +151,7 @@ def _judged(
         _named(compared, subjects).where(~F.col("finding").isin(_PROVE_NOTHING)).persist(),
         _neighbours(_named(stored, subjects), placements).persist(),
         _places(spark, subjects, found),
+        _beside(kept, subjects).persist(),
     )
     wrong = sum(counts.total() - counts[RowFinding.EQUAL] for counts in found.values())
     run_name = f"{arguments.application_id} {docs.name}"
@@ -203,6 +205,17 @@ def _neighbours(stored: DataFrame, placements: dict[str, str | None]) -> DataFra
         F.coalesce("ends", F.lit((1 << 63) - 1)).alias("ends_at_last"),
         latest.alias("latest_of_key"),
         "written_by",
+    )
+
+
+def _beside(kept: DataFrame, subjects: list[Subject]) -> DataFrame:
+    """The rows that contradict others of their store, and one without a fault for each store."""
+    rows = _named(kept, subjects)
+    sound = rows.select("store", "stream_task").distinct()
+    named = ["store", "stream_task", "key", "fault"]
+    none = F.lit(None).cast("string")
+    return sound.select("store", "stream_task", none.alias("key"), none.alias("fault")).unionByName(
+        rows.where("fault is not null").select(*named)
     )
 
 

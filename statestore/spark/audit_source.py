@@ -18,6 +18,7 @@ from statestore.errors import ExportDamaged, TaskCorrupted
 from statestore.layout.works import Unit
 from statestore.model.batch import in_lots
 from statestore.operations.audits.audit import KeyTexts
+from statestore.operations.audits.checks import Fault
 from statestore.operations.audits.perform import log_side, store_side
 from statestore.operations.audits.rows import AuditRows, Subject, placing_keys
 from statestore.operations.audits.writers import Writers
@@ -40,6 +41,7 @@ _STORED = pa.schema(
         ("written_by", pa.string()),
         ("key", pa.string()),
         ("unreadable", pa.string()),
+        ("fault", pa.string()),
     ]
 )
 _LOGGED = pa.schema([*_ROW, ("key", pa.string()), ("is_later", pa.bool_()), ("known", pa.bool_())])
@@ -48,7 +50,8 @@ _LOGGED = pa.schema([*_ROW, ("key", pa.string()), ("is_later", pa.bool_()), ("kn
 def audit_schema(side: str) -> pa.Schema:
     """The columns of a side. Rows of the log with `is_later` come after the snapshot's offset.
 
-    If the files of a store cannot be read, its last row says why in `unreadable`.
+    If the files of a store cannot be read, its last row says why in `unreadable`. Rows that
+    contradict others of the store come last, with the check that they fail in `fault`.
     """
     return _STORED if side == STORE else _LOGGED
 
@@ -97,6 +100,11 @@ class AuditReader(DataSourceReader):
             writers = Writers(subject.writers)
             try:
                 for rows in store_side(runtime, subject):
+                    if isinstance(rows, Fault):
+                        wrong: dict[str, Any] = {"subject": number, "fault": rows.check.value}
+                        wrong |= {"row_key": rows.key, "key": texts.text(rows.key)}
+                        yield pa.RecordBatch.from_pylist([wrong], schema=_STORED)
+                        continue
                     more = [*_homes(subject, rows), writers.of_rows(rows.keys, rows.values)]
                     yield _batch(_STORED, number, rows, texts, more)
             except (TaskCorrupted, ExportDamaged) as error:
@@ -137,7 +145,7 @@ def _batch(
     names = list(map(texts.text, rows.keys))
     columns = [[number] * len(rows.keys), rows.keys, rows.begins, rows.ends, rows.values]
     if schema is _STORED:
-        columns += [*more, names, [None] * len(names)]
+        columns += [*more, names, [None] * len(names), [None] * len(names)]
     else:
         columns += [names, *more]
     arrays = [pa.array(c, field.type) for c, field in zip(columns, schema, strict=True)]

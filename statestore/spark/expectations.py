@@ -1,11 +1,12 @@
 """The Great Expectations suites of an audit, and its Data Docs. No other module imports GX.
 
-Three frames are judged, each of all stores at once:
+Four frames are judged, each of all stores at once:
 
     compared    a row for each key and beginning on either side, without the superseded ones
     stored      the store's rows, with the partition each key belongs to, the version after it, and
                 what wrote it
     places      a row for each store and stream task: its offsets and counts
+    beside      a row for each row of the store's files that contradicts others of them
 
 Each expectation names the check of statestore.operations.audits that it makes. What it finds comes
 back with store, stream task and key, and failures.py puts it into words.
@@ -42,7 +43,8 @@ from great_expectations.expectations.core.expect_compound_columns_to_be_unique i
 )
 from pyspark.sql import DataFrame
 
-from statestore.operations.audits.audit import EXAMPLES, AuditCheck, RowFinding
+from statestore.operations.audits.audit import EXAMPLES, RowFinding
+from statestore.operations.audits.checks import FAULTS, AuditCheck
 
 logging.getLogger("great_expectations").setLevel(logging.WARNING)
 SITE = "audit"
@@ -57,6 +59,7 @@ class Frames(NamedTuple):
     compared: DataFrame
     stored: DataFrame
     places: DataFrame
+    beside: DataFrame
 
 
 class Unexpected(NamedTuple):
@@ -131,14 +134,12 @@ def compared_suite() -> list[Any]:
             value_set=[RowFinding.PENDING.value],
             **_of(AuditCheck.NOTHING_PENDING),
         ),
-        ExpectColumnValuesToNotBeNull(column="row_key", **_of(AuditCheck.NON_NULL_KEYS)),
     ]
 
 
 def stored_suite() -> list[Any]:
     """What must hold of a store's rows among themselves."""
     return [
-        ExpectColumnValuesToNotBeNull(column="row_key", **_of(AuditCheck.NON_NULL_KEYS)),
         ExpectCompoundColumnsToBeUnique(
             column_list=["store", "stream_task", "row_key", "begins"], **_of(AuditCheck.UNIQUE_KEYS)
         ),
@@ -184,7 +185,20 @@ def places_suite() -> list[Any]:
     ]
 
 
-SUITES = {"compared": compared_suite, "stored": stored_suite, "places": places_suite}
+def beside_suite() -> list[Any]:
+    """What must hold of the rows of a store's files that no log has."""
+    return [
+        ExpectColumnValuesToNotBeInSet(column="fault", value_set=[check.value], **_of(check))
+        for check in FAULTS
+    ]
+
+
+SUITES = {
+    "compared": compared_suite,
+    "stored": stored_suite,
+    "places": places_suite,
+    "beside": beside_suite,
+}
 
 
 def _of(check: AuditCheck) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from statestore.model.ids import TaskId
 from statestore.operations.audits.audit import (
     EXAMPLES,
     FAILED_BY,
-    AuditCheck,
     RowFinding,
     detail_of,
 )
+from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.rows import Subject
 from statestore.spark.expectations import Unexpected
 
@@ -70,9 +70,8 @@ def _by_place(unexpected: Iterable[Unexpected]) -> tuple[dict[_Place, list[str]]
     rows: Counter[_Place] = Counter()
     for one in unexpected:
         place = (one.check, one.store, one.stream_task)
-        # Null keys are looked for in two frames.
-        keys[place] = list(dict.fromkeys([*keys.get(place, []), *one.keys]))
-        rows[place] = max(rows[place], one.rows)
+        keys[place] = one.keys
+        rows[place] = one.rows
     first: dict[tuple[str, str], _Place] = {}
     for place in sorted((it for it in keys if it[0] is AuditCheck.ONE_LATEST), key=_partition):
         for key in list(keys[place]):

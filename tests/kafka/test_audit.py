@@ -13,7 +13,8 @@ from statestore.cli import cli
 from statestore.errors import AuditFailed, NotChecked, StateStoreError
 from statestore.layout.audits import AuditRecord, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
-from statestore.operations.audits.audit import AuditCheck, require_pass
+from statestore.operations.audits.audit import require_pass
+from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.perform import audit
 from statestore.operations.exports.create import create_export
 from statestore.runtime import Runtime

@@ -9,7 +9,7 @@ import pytest
 
 from statestore.layout.audits import AuditRecord, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
-from statestore.operations.audits.audit import AuditCheck
+from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.perform import audit
 from statestore.operations.exports.create import create_export
 from statestore.operations.status import read_status

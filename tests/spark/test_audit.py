@@ -15,13 +15,13 @@ from pyspark.sql import SparkSession
 
 from statestore.commands.arguments import StateArguments
 from statestore.layout.audits import AuditFailure, AuditRecord, AuditVerdict
-from statestore.operations.audits.audit import EXAMPLES, AuditCheck
+from statestore.operations.audits.audit import EXAMPLES
+from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.perform import audit
 from statestore.operations.deployed import DeployedWriter, publish_deployed, read_deployed
 from statestore.runtime import Runtime
 from statestore.spark.audit import audit_on_spark
 from statestore.spark.datasource import TransactionalStore
-from statestore.spark.expectations import Frames, validate
 from statestore.testing.local_kafka import LocalKafka
 from tests.audit_rig import (
     COUNTS,
@@ -214,31 +214,15 @@ def test_what_was_persisted_too_early_fails_its_expectation(
     assert record.stores == audit(Runtime(one.settings())).stores
 
 
-def test_a_row_without_a_key_fails_its_expectation(spark: SparkSession, tmp_path: Path) -> None:
-    row = ("counts", "0_0", 0, None, "null", 0)
-    columns = "store string, stream_task string, partition int, row_key string, key string, "
-    columns += "begins long"
-    frames = Frames(
-        spark.createDataFrame(
-            [(*row, "00", "00", "equal")],
-            f"{columns}, stored string, logged string, finding string",
-        ),
-        spark.createDataFrame(
-            [(*row, 0, None, 1, 0, "0")],
-            f"{columns}, home int, next_begins long, ends_at_last long, latest_of_key long, "
-            "written_by string",
-        ),
-        spark.createDataFrame(
-            [("counts", "0_0", 1, 1, None, 1, 1)],
-            "store string, stream_task string, offset_next long, log_end long, last_offset long, "
-            "rows long, rows_of_log long",
-        ),
-    )
-    found = validate(frames, tmp_path, run_name="a key", wrong_rows=1)
-    assert [(one.check, one.keys) for one in found.unexpected] == [
-        ("non-null keys", ["null"]),
-        ("non-null keys", ["null"]),
-    ]
+def test_a_row_that_does_not_follow_from_the_others_fails_its_expectation(
+    spark: SparkSession, sound: Audited, tmp_path: Path
+) -> None:
+    one = sound.copy(tmp_path / "state")
+    row = min(row for row in one.rows("sessions", 0) if row.startswith(b"\xff"))
+    one.write("sessions", 0, {row: None})
+    found, plain = sparked(spark, one), audit(Runtime(one.settings()))
+    assert [failure.check for failure in found.failures] == ["derived rows follow from the others"]
+    assert found.failures == plain.failures
 
 
 def test_an_offset_that_went_back_fails_its_expectation(

@@ -12,13 +12,13 @@ from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Au
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.operations.audits.audit import (
-    AuditCheck,
     StoreAudit,
     failure_line,
     placing_hash,
     require_pass,
     verdict_of,
 )
+from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.rows import AuditRow, AuditRows, ReplayedLog, Subject, replay_log
 from statestore.runtime import PARTITIONERS
 from statestore.stores.logged import versions
@@ -139,11 +139,6 @@ def test_a_store_stands_within_its_log_and_not_before_where_it_stood(
     subject = msgspec.structs.replace(SUBJECT, offset_next=offset, log_end=end, last_offset=last)
     one = examined("a=1", folded("a=1"), subject)
     assert [failure.check for failure in one.failures] == ([] if check is None else [check])
-
-
-def test_a_record_without_a_key_is_a_failure() -> None:
-    one = examined("", ReplayedLog({(None, 0): AuditRow(b"1", None)}, frozenset([(None, 0)]), {}))
-    assert AuditCheck.NON_NULL_KEYS in {failure.check for failure in one.failures}
 
 
 # Where keys lie.

@@ -1,7 +1,7 @@
 """The comparison of an audit: does a store have the rows that its log produces up to its offset?
 
 These functions do no I/O. Either this process compares the rows (`StoreAudit.examine`), or Spark
-joins both sides and calls `judge` for rows that differ. `AuditCheck` names what must hold. An
+joins both sides and calls `judge` for rows that differ. An
 audit passes only if something was compared, nothing failed, and few rows were superseded.
 
 Keeps I22.
@@ -21,6 +21,7 @@ from statestore.layout.audits import (
     AuditRecord,
     AuditVerdict,
 )
+from statestore.operations.audits.checks import AuditCheck, Fault
 from statestore.operations.audits.rows import (
     AuditRow,
     AuditRows,
@@ -42,26 +43,6 @@ FEW: Final = 30
 """Of fewer keys than this, a hash must place all, because some keys fit any hash by chance."""
 
 _NONE_FOUND: Final[Mapping["RowFinding", int]] = {}
-
-
-class AuditCheck(StrEnum):
-    """What must hold for every store."""
-
-    PRESENT = "every partition is there"
-    READABLE = "files are readable"
-    ROW_COUNTS = "equal row counts"
-    UNIQUE_KEYS = "unique keys"
-    NON_NULL_KEYS = "non-null keys"
-    NONE_MISSING = "no key missing"
-    NONE_EXTRA = "no key the log does not have"
-    EQUAL_VALUES = "equal values"
-    NOTHING_PENDING = "nothing pending persisted"
-    STABLE_OFFSETS = "offsets at or below the last stable offset"
-    FORWARD_OFFSETS = "offsets never go back"
-    RIGHT_PARTITION = "no key in a wrong partition"
-    VERSIONS_APART = "versions do not overlap"
-    ONE_LATEST = "one latest version"
-    KNOWN_WRITERS = "every row of a known serde"
 
 
 class RowFinding(StrEnum):
@@ -133,7 +114,7 @@ class StoreAudit:
     def examine(
         self,
         subject: Subject,
-        stored: Iterable[AuditRows],
+        stored: Iterable[AuditRows | Fault],
         replayed: ReplayedLog,
         hashes: Mapping[str, Partitioner],
     ) -> None:
@@ -161,7 +142,8 @@ class StoreAudit:
                 keys_of.setdefault(finding, []).append(key)
 
         failed_before = len(self.failures)
-        for rows in self._readable(subject, stored):
+        faults: dict[AuditCheck, list[bytes | None]] = {}
+        for rows in self._readable(subject, stored, faults):
             for key, begins, ends, value in zip(*rows, strict=True):
                 ours, theirs = AuditRow(value, ends), replayed.rows.get((key, begins))
                 left.pop((key, begins), None)
@@ -180,15 +162,14 @@ class StoreAudit:
         for key, begins in left:
             compare(key, begins, None, replayed.rows[key, begins])
         self.findings += found
+        for check, wrong in faults.items():
+            self._fail(check, subject, wrong)
         for finding, keys in keys_of.items():
             self._fail(FAILED_BY[finding], subject, keys)
         self._check_counts(subject, found)
         self._check_offsets(subject)
         self._check_spans(subject, spans)
         self._check_writers(subject, written)
-        nulls = [key for key, _ in replayed.rows if key is None]
-        if nulls:
-            self._fail(AuditCheck.NON_NULL_KEYS, subject, nulls)
 
     def result(self) -> AuditedStore:
         """Check the partitions of the keys, and return the counts of the store."""
@@ -202,10 +183,19 @@ class StoreAudit:
             writers=[] if self._written is None else self._written.told(),
         )
 
-    def _readable(self, subject: Subject, stored: Iterable[AuditRows]) -> Iterator[AuditRows]:
-        """Yield rows until the files cannot be read, which is recorded as a failure."""
+    def _readable(
+        self,
+        subject: Subject,
+        stored: Iterable[AuditRows | Fault],
+        faults: dict[AuditCheck, list[bytes | None]],
+    ) -> Iterator[AuditRows]:
+        """Yield rows until the files cannot be read, which is recorded; collect their faults."""
         try:
-            yield from stored
+            for rows in stored:
+                if isinstance(rows, Fault):
+                    faults.setdefault(rows.check, []).append(rows.key)
+                else:
+                    yield rows
         except (TaskCorrupted, ExportDamaged) as error:
             self.failures.append(unreadable(subject, error))
 
@@ -298,10 +288,10 @@ class StoreAudit:
 _CONTRADICTION = "their versions contradict each other"
 _DETAILS: Final = {
     AuditCheck.EQUAL_VALUES: "the store has other values than its log",
+    AuditCheck.DERIVED_ROWS: "these rows do not follow from the rows that the log has",
     AuditCheck.NONE_MISSING: "the log has them, the store does not",
     AuditCheck.NONE_EXTRA: "the store has them, its log does not",
     AuditCheck.NOTHING_PENDING: "the store has values that are in the log only after its offset",
-    AuditCheck.NON_NULL_KEYS: "the log has records without a key",
     AuditCheck.UNIQUE_KEYS: _CONTRADICTION,
     AuditCheck.VERSIONS_APART: _CONTRADICTION,
     AuditCheck.ONE_LATEST: _CONTRADICTION,

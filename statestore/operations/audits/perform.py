@@ -1,13 +1,17 @@
 """Performs an audit in this process: plan, compare, store the verdict. Spark jobs use its parts."""
 
+import struct
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+from statestore.errors import TaskCorrupted
 from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Audits
 from statestore.layout.works import Progress, Unit
 from statestore.operations.at_rest import existing_application
 from statestore.operations.audits.audit import StoreAudit, places_of, verdict_of
+from statestore.operations.audits.checks import Fault
+from statestore.operations.audits.derived import derived_faults
 from statestore.operations.audits.plan import AuditPlan, plan_export, plan_live
 from statestore.operations.audits.report import audit_page
 from statestore.operations.audits.rows import (
@@ -75,8 +79,8 @@ def planned_audit(
         yield plan
 
 
-def store_side(environment: Environment, subject: Subject) -> Iterator[AuditRows]:
-    """Yield the rows of the store from its files.
+def store_side(environment: Environment, subject: Subject) -> Iterator[AuditRows | Fault]:
+    """Yield the rows of the store from its files, then those that contradict others.
 
     TaskCorrupted or ExportDamaged if they cannot be read.
     """
@@ -90,7 +94,17 @@ def store_side(environment: Environment, subject: Subject) -> Iterator[AuditRows
             fetched = closes.enter_context(FetchedStore(exports, at))
             path = fetched.store_dir(subject.store)
         engine = closes.enter_context(closing(environment.databases.read_uncached(path)))
-        yield from stored_rows(engine, subject.kind, subject.bound_ms)
+        try:
+            yield from stored_rows(engine, subject.kind, subject.bound_ms)
+            yield from derived_faults(
+                engine,
+                subject.kind,
+                any_start=subject.any_start,
+                expires=subject.expires,
+                interval_ms=subject.interval_ms,
+            )
+        except (struct.error, IndexError) as error:
+            raise TaskCorrupted(f"{path}: a row has not the form of its kind: {error}") from error
 
 
 def log_side(

@@ -22,7 +22,7 @@ from statestore.errors import (
 from statestore.layout.audits import LIVE, AuditFailure, Audits
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.audits.audit import AuditCheck
+from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.rows import AuditFacts, Subject, facts_of
 from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
 from statestore.operations.environment import Databases, Environment
@@ -30,7 +30,7 @@ from statestore.operations.exports.catalog import Exports, FetchedStore
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Cluster
 from statestore.stores import keyvalue
-from statestore.stores.specs import StoreSupplier
+from statestore.stores.specs import ANY_START, StoreSupplier
 from statestore.stores.versioned import layout as versioned_layout
 
 _RENEW_S = 1.0
@@ -50,6 +50,7 @@ class AuditedFiles(NamedTuple):
     offset_next: int
     bound_ms: int
     is_whole: bool = True
+    interval_ms: int | None = None
     home: str = ""
     is_missing: bool = False
 
@@ -60,6 +61,33 @@ class FoundStores(NamedTuple):
     files: list[AuditedFiles]
     failures: list[AuditFailure]
     not_checked: dict[str, str]
+
+    def fail(self, check: AuditCheck, store: str, task: TaskId, why: str) -> None:
+        """Note a failure of a whole store of a stream task."""
+        self.failures.append(AuditFailure(check, store, str(task), 1, [], why))
+
+    def add(
+        self,
+        store: str,
+        task: TaskId,
+        kind: str,
+        facts: AuditFacts,
+        offset_next: int,
+        *,
+        path: str = "",
+        home: str = "",
+    ) -> None:
+        """Note the files of a store of that kind; a failure if they are of another one."""
+        if facts.kind not in {None, kind}:
+            why = f"its files say that it is {facts.kind}, and {kind} was deployed"
+            self.fail(AuditCheck.FORMAT, store, task, why)
+            return
+        _, bound_ms, is_whole, interval_ms = facts
+        self.files.append(
+            AuditedFiles(
+                store, task, kind, path, offset_next, bound_ms, is_whole, interval_ms, home
+            )
+        )
 
 
 class AuditPlan:
@@ -177,20 +205,17 @@ def plan_export(environment: Environment, export: str, stores: Collection[str] =
         if at.name in wanted:
             log = _log_of(manifest.deployed, manifest.application_id, at.name, at.task)
             offset_next = at.store.offsets.offsets().get(log, 0)
-            bound_ms, is_whole = versioned_layout.TIME_MIN, True
+            kind = _deployed_kind(manifest.deployed, at.name) or at.store.kind
+            facts = AuditFacts(at.store.kind)
             if at.store.kind == versioned_layout.KIND:
                 try:
                     with FetchedStore(exports, at) as fetched:
                         path = fetched.store_dir(at.name)
-                        _, bound_ms, is_whole = _facts(path, environment.databases)
+                        facts = _facts(path, environment.databases, kind)
                 except (TaskCorrupted, ExportDamaged) as error:
-                    task, why = str(at.task), str(error)
-                    failure = AuditFailure(AuditCheck.READABLE, at.name, task, 1, [], why)
-                    found.failures.append(failure)
+                    found.fail(AuditCheck.READABLE, at.name, at.task, str(error))
                     continue
-            kind = at.store.kind
-            files = AuditedFiles(at.name, at.task, kind, "", offset_next, bound_ms, is_whole)
-            found.files.append(files)
+            found.add(at.name, at.task, kind, facts, offset_next)
     _look_for_missing(manifest.application_id, manifest.deployed, wanted, cluster, found)
     subjects = _subjects(
         found.files,
@@ -243,29 +268,24 @@ def _look(
     manifest = snapshot.manifest
     task = TaskId.parse(manifest.stream_task)
 
-    def unreadable(store: str, why: str) -> None:
-        found.failures.append(AuditFailure(AuditCheck.READABLE, store, str(task), 1, [], why))
-
     for store in sorted(wanted & manifest.left_out.keys()):
         if store in manifest.unreadable:
-            unreadable(store, manifest.left_out[store])
+            found.fail(AuditCheck.READABLE, store, task, manifest.left_out[store])
         elif not _is_built_in(deployed, store):
             found.not_checked[store] = manifest.left_out[store]
     for store in sorted(wanted & manifest.stores.keys()):
         path = snapshot.store_dir(store)
+        kind = _deployed_kind(deployed, store)
         try:
-            kind, bound_ms, is_whole = _facts(path, databases)
+            facts = _facts(path, databases, kind)
         except TaskCorrupted as error:
-            unreadable(store, str(error))
+            found.fail(AuditCheck.READABLE, store, task, str(error))
             continue
-        if kind is None:
-            kind = deployed.stores[store].kind if store in deployed.stores else keyvalue.KIND
         log = _log_of(deployed, layout.application_id, store, task)
         offset_next = manifest.stores[store].offsets().get(log, 0)
         home = str(layout.store_dir(task, store))
-        found.files.append(
-            AuditedFiles(store, task, kind, str(path), offset_next, bound_ms, is_whole, home)
-        )
+        kind = kind or facts.kind or keyvalue.KIND
+        found.add(store, task, kind, facts, offset_next, path=str(path), home=home)
 
 
 def _look_for_missing(
@@ -303,9 +323,13 @@ def _is_built_in(deployed: Deployed, store: str) -> bool:
     return known is not None and known.kind != StoreSupplier.kind
 
 
-def _facts(path: Path, databases: Databases) -> AuditFacts:
+def _deployed_kind(deployed: Deployed, store: str) -> str | None:
+    return deployed.stores[store].kind if _is_built_in(deployed, store) else None
+
+
+def _facts(path: Path, databases: Databases, kind: str | None) -> AuditFacts:
     with closing(databases.read(path)) as engine:
-        return facts_of(engine, str(path))
+        return facts_of(engine, str(path), kind)
 
 
 def _log_of(deployed: Deployed, application_id: str, store: str, task: TaskId) -> TopicPartition:
@@ -360,6 +384,11 @@ def _subjects(
                 export=export,
                 placed_apart=known is not None and known.placed_apart is True,
                 writers={} if known is None else _writers(known),
+                any_start=known is not None and known.advance_ms == ANY_START,
+                expires=files.kind == keyvalue.KIND
+                and known is not None
+                and known.retention_ms is not None,
+                interval_ms=files.interval_ms,
             )
         )
     return subjects

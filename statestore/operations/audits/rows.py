@@ -5,6 +5,7 @@ begins and ends (0 and None in stores without history), and the value. Neither s
 expired history or tombstones; a tombstone only ends the version before it.
 """
 
+import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from statestore.errors import Misuse
+from statestore.errors import Misuse, TaskCorrupted
 from statestore.layout.works import NoProgress, Progress
 from statestore.model.batch import in_lots
 from statestore.model.ids import TopicPartition
@@ -38,6 +39,7 @@ class Subject(msgspec.Struct, frozen=True):
     has records that are not in the table. `is_missing`: the store was deployed but has no files,
     so its side has no rows. `home`: the folder of its files, for messages, if `path` is another.
     `writers`: the names of the serdes that wrote its values, by generation, if they were recorded.
+    `any_start`, `expires` and `interval_ms`: as in `derived_faults`.
     """
 
     store: str
@@ -60,6 +62,9 @@ class Subject(msgspec.Struct, frozen=True):
     export: str | None = None
     placed_apart: bool = False
     writers: dict[int, str] = {}
+    any_start: bool = False
+    expires: bool = False
+    interval_ms: int | None = None
 
     @property
     def log(self) -> TopicPartition:
@@ -138,27 +143,41 @@ class AuditFacts(NamedTuple):
     """What the files of a store say.
 
     They are its kind, None if they do not say it, and the bound of its history. `is_whole`: its log
-    has a record for each version, which is always so without history.
+    has a record for each version, which is always so without history. `interval_ms`: the length of
+    the segments of its history.
     """
 
     kind: str | None
-    bound_ms: int
-    is_whole: bool
+    bound_ms: int = versioned_layout.TIME_MIN
+    is_whole: bool = True
+    interval_ms: int | None = None
 
 
-def facts_of(engine: Engine, where: str) -> AuditFacts:
-    """Return the facts of a store's files."""
+def facts_of(engine: Engine, where: str, deployed_kind: str | None = None) -> AuditFacts:
+    """Return the facts of a store's files; TaskCorrupted if they do not say them.
+
+    If it is not of the kind that was deployed (None: not known), only its kind is returned.
+    """
     meta = engine.table(offsets.TABLE)
     known = offsets.read_format(meta, where)
-    kind = None if known is None else known.kind
+    if known is None:
+        if next(iter(meta.scan()), None) or next(iter(engine.table(keyvalue.TABLE).scan()), None):
+            raise TaskCorrupted(f"{where}: rows without a format row: not a whole store")
+        return AuditFacts(None)
+    kind = known.kind
+    if known.version != offsets.FORMAT_VERSION:
+        kind = f"{kind} of format {known.version}"
+    if kind != versioned_layout.KIND or deployed_kind not in {None, kind}:
+        return AuditFacts(kind)
     bound = versioned_layout.TIME_MIN
-    if kind != versioned_layout.KIND:
-        return AuditFacts(kind, bound, is_whole=True)
     clock = engine.table(versioned_layout.HISTORY).get(versioned_layout.CLOCK_KEY)
     if clock is not None:
-        bound = max(bound, versioned_layout.read_clock(clock)[1])
+        try:
+            bound = max(bound, versioned_layout.read_clock(clock)[1])
+        except struct.error as error:
+            raise TaskCorrupted(f"{where}: the row of stream time is not readable") from error
     is_whole = all(meta.get(row) is not None for row in WHOLE_ROW) or clock is None
-    return AuditFacts(kind, bound, is_whole)
+    return AuditFacts(kind, bound, is_whole, known.segment_interval_ms)
 
 
 def stored_rows(engine: Engine, kind: str, bound_ms: int) -> Iterator[AuditRows]:

@@ -1,0 +1,189 @@
+"""Each kind of row of each kind of store, damaged, and what the audit says of it.
+
+Shows I22.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+import statestore as ss
+from statestore.layout.audits import AuditRecord, AuditVerdict
+from statestore.operations.audits.checks import AuditCheck
+from statestore.operations.audits.perform import audit
+from statestore.runtime import Runtime
+from statestore.testing.local_kafka import LocalKafka
+from tests.audit_rig import Audited, Rows
+from tests.kafka import audit_pipelines
+from tests.kafka.run_pipelines import PREFIX_VARIABLE
+from tests.kafka.run_rig import START_MS, App
+
+pytestmark = pytest.mark.kafka
+
+Damage = Callable[[Rows], dict[bytes, bytes | None]]
+"""What to write into a table, given its rows."""
+
+
+@pytest.fixture(scope="module")
+def sound(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Audited:
+    state_dir = tmp_path_factory.mktemp("damages") / "state"
+    app = App(kafka, "damages", state_dir).create_topics(rates=2, pairs=2)
+    with mock.patch.dict(os.environ, {PREFIX_VARIABLE: app.name}):
+        topology = audit_pipelines.every_row()
+    for begin in (0, 150):
+        numbers = range(begin, begin + 150)
+        rows = [(f"k{n % 20}", json.dumps({"number": n}).encode(), START_MS + n) for n in numbers]
+        app.produce_raw(rows)
+        rates = [(f"r{n % 10}", None if n % 7 < 2 else b"%d" % n, START_MS + n) for n in numbers]
+        app.produce_raw(rates, topic="rates")
+        ss.run(topology, app.run_settings())
+    return Audited(app, {})
+
+
+def verdict(one: Audited, *stores: str) -> AuditRecord:
+    return audit(Runtime(one.settings()), stores)
+
+
+def gone(prefix: bytes) -> Damage:
+    """The first row that begins so is deleted."""
+    return lambda rows: {min(row for row in rows if row.startswith(prefix)): None}
+
+
+def without(prefix: bytes) -> Damage:
+    """All rows that begin so are deleted."""
+    return lambda rows: dict.fromkeys(row for row in rows if row.startswith(prefix))
+
+
+def flipped(prefix: bytes) -> Damage:
+    """One bit of the value of the first row that begins so has changed."""
+
+    def damage(rows: Rows) -> dict[bytes, bytes | None]:
+        row = min(row for row in rows if row.startswith(prefix) and rows[row])
+        return {row: rows[row][:-1] + bytes([rows[row][-1] ^ 1])}
+
+    return damage
+
+
+def of_a_latest(kind: int) -> Damage:
+    """One bit of the latest version of a key has changed: of its value, or of when it was deleted.
+
+    `kind` 0: it is a delete, 1: it is a value.
+    """
+
+    def damage(rows: Rows) -> dict[bytes, bytes | None]:
+        row = min(row for row, value in rows.items() if value[0] == kind)
+        return {row: rows[row][:-1] + bytes([rows[row][-1] ^ 1])}
+
+    return damage
+
+
+def set_to(prefix: bytes, value: bytes) -> Damage:
+    """All rows that begin so have this value."""
+    return lambda rows: {row: value for row in rows if row.startswith(prefix)}
+
+
+def put(row: bytes, value: bytes) -> Damage:
+    """There is a row more, or another value."""
+    return lambda _rows: {row: value}
+
+
+def moved(prefix: bytes, at: int) -> Damage:
+    """A bit of the key of the first row that begins so has changed."""
+
+    def damage(rows: Rows) -> dict[bytes, bytes | None]:
+        row = min(row for row in rows if row.startswith(prefix))
+        return {row: None, row[:at] + bytes([row[at] ^ 1]) + row[at + 1 :]: rows[row]}
+
+    return damage
+
+
+BESIDE = "offsets"
+DERIVED = AuditCheck.DERIVED_ROWS
+EVERY = ("counts", "windows", "slides", "sessions", "threes", "recent", "reminders", "rates")
+DAMAGES: list[tuple[str, str, Damage, AuditCheck]] = [
+    ("sessions", "data", gone(b"\xff"), DERIVED),
+    ("sessions", "data", flipped(b"\xff"), DERIVED),
+    ("sessions", "data", set_to(b"\xff", b""), DERIVED),
+    ("sessions", "data", put(b"\xffnobody", bytes(16)), DERIVED),
+    ("sessions", "data", gone(b"\0"), AuditCheck.NONE_MISSING),
+    ("sessions", "data", flipped(b"t"), AuditCheck.EQUAL_VALUES),
+    ("windows", "data", gone(b"\0"), AuditCheck.NONE_MISSING),
+    ("windows", "data", flipped(b"t"), AuditCheck.EQUAL_VALUES),
+    ("windows", "data", put(b"\xff\0\0\0\1k" + bytes(8), b""), DERIVED),
+    ("slides", "data", gone(b"\xff"), DERIVED),
+    ("slides", "data", without(b"\xff"), DERIVED),
+    ("slides", "data", moved(b"\xff", -1), DERIVED),
+    ("slides", "data", put(b"\xff\0\0\0\1k" + bytes(8), b""), DERIVED),
+    ("slides", "data", gone(b"\0"), AuditCheck.NONE_MISSING),
+    ("recent", "data", gone(b"k"), AuditCheck.NONE_MISSING),
+    ("recent", BESIDE, gone(b"x"), DERIVED),
+    ("recent", BESIDE, without(b"x"), DERIVED),
+    ("recent", BESIDE, moved(b"x", -1), DERIVED),
+    ("recent", BESIDE, gone(b"t"), DERIVED),
+    ("recent", BESIDE, set_to(b"t", bytes(8)), DERIVED),
+    ("recent", BESIDE, gone(b"e"), DERIVED),
+    ("recent", BESIDE, set_to(b"n", b"\0"), DERIVED),
+    ("reminders", "data", gone(b"k"), AuditCheck.NONE_MISSING),
+    ("reminders", "data", gone(b"e"), AuditCheck.NONE_MISSING),
+    ("threes", "data", flipped(b"k"), AuditCheck.EQUAL_VALUES),
+    ("counts", "data", flipped(b"k"), AuditCheck.EQUAL_VALUES),
+    ("rates", "data", of_a_latest(1), AuditCheck.EQUAL_VALUES),
+    ("rates", "data", of_a_latest(0), DERIVED),
+    ("rates", "history", gone(b"v"), AuditCheck.NONE_MISSING),
+    ("rates", "history", moved(b"v", 8), DERIVED),
+    ("rates", "history", moved(b"v", 12), DERIVED),
+    ("rates", "history", without(b"d"), DERIVED),
+    ("rates", "history", put(b"z", b""), AuditCheck.READABLE),
+    ("rates", "history", put(b"c", b"\0"), AuditCheck.READABLE),
+    *[(store, BESIDE, gone(b"f"), AuditCheck.READABLE) for store in EVERY],
+    *[(store, BESIDE, put(b"f", b"{"), AuditCheck.READABLE) for store in EVERY],
+    *[
+        (store, BESIDE, put(b"f", b'{"kind":"global","version":1}'), AuditCheck.FORMAT)
+        for store in EVERY
+    ],
+    ("counts", BESIDE, put(b"f", b'{"kind":"versioned","version":1}'), AuditCheck.FORMAT),
+    ("rates", BESIDE, put(b"f", b'{"kind":"keyvalue","version":1}'), AuditCheck.FORMAT),
+    ("counts", BESIDE, put(b"f", b'{"kind":"keyvalue","version":9}'), AuditCheck.FORMAT),
+    ("rates", BESIDE, put(b"f", b'{"kind":"versioned","version":1}'), DERIVED),
+    *[(store, BESIDE, put(b"q", b""), DERIVED) for store in EVERY],
+]
+
+
+def test_sound_stores_of_every_kind_are_right(sound: Audited) -> None:
+    record = verdict(sound)
+    assert record.failures == []
+    assert record.verdict is AuditVerdict.RIGHT
+    assert {*EVERY} <= {store.store for store in record.stores}
+
+
+def test_damages_of_many_stores_are_seen_at_once(sound: Audited, tmp_path: Path) -> None:
+    one = sound.copy(tmp_path / "state")
+    planted = {store: (table, damage, check) for store, table, damage, check in reversed(DAMAGES)}
+    for store, (table, damage, _) in planted.items():
+        one.write(store, 0, damage(one.rows(store, 0, table)), table)
+    record = verdict(one)
+    failed = {(failure.store, failure.check) for failure in record.failures}
+    assert {(store, check) for store, (_, _, check) in planted.items()} - failed == set()
+
+
+@pytest.mark.slow
+def test_each_damage_is_seen(sound: Audited, tmp_path: Path) -> None:
+    """One copy of the state is damaged, judged and repaired again for each of them."""
+    one = sound.copy(tmp_path / "state")
+    unseen = []
+    for number, (store, table, damage, check) in enumerate(DAMAGES):
+        before = one.rows(store, 0, table)
+        writes = damage(before)
+        assert writes, (number, store, table)
+        one.write(store, 0, writes, table)
+        record = verdict(one, store)
+        failed = {failure.check for failure in record.failures}
+        if check not in failed:
+            unseen.append((number, store, table, check, record.verdict, failed))
+        one.write(store, 0, {row: before.get(row) for row in writes}, table)
+    assert unseen == []
+    assert verdict(one).failures == []
