@@ -8,6 +8,7 @@ STATESTORE_TIMES_SEED=77 pytest tests/stateful/test_event_times.py     one of th
 STATESTORE_TIMES=2000 pytest tests/stateful/test_event_times.py       so many others
 """
 
+import json
 import os
 import random
 from collections.abc import Callable
@@ -283,3 +284,40 @@ def test_times_that_functions_set_above_a_repartition_are_in_order_below(
 def retimed(n: int, partitions: int) -> Record[str, Any]:
     value = {"key": "abc"[n % 3], "n": n, "at": START_MS + 7_000 * n}
     return Record(str(n), value, NOW_MS + n // 100, partition=n // 5 % partitions)
+
+
+@pytest.mark.parametrize("emit", ["on_window_close", "on_update"])
+def test_windows_below_a_processor_close_after_a_crash_without_another_record(emit: str) -> None:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    facts = builder.stream("in").select_key(lambda _key, value: value["key"])
+    passed_on = facts.repartition("by-key").process_values(PassingOn).group_by_key()
+    minutes = passed_on.windowed_by(ss.TumblingWindows(60_000), emit=emit)
+    minutes.count("minutes").to_stream().to("out")
+    rows = [
+        Record("", {"key": "abc"[n % 3]}, START_MS + 1000 * n, partition=n % 4)
+        for n in range(300)
+        if n % 4 != 3 or n < 50  # One upstream task holds the others back.
+    ]
+    found = []
+    for crash in (False, True):
+        with TopologyTestDriver(builder.build(), partitions=4) as driver:
+            for row in rows:
+                value = json.dumps(row.value).encode()
+                driver._produce("in", Record(b"", value, row.timestamp_ms, partition=row.partition))
+            driver._step_all()
+            if crash:
+                driver.crash()
+            driver._drain()
+            held = sum(task.standing().held_records for task in driver._tasks.values())
+            found.append(({(at.key, at.value) for at in driver.read("out")}, held))
+    assert found[1] == found[0]
+
+
+class PassingOn:
+    """Hands on what comes."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def process(self, record: Record[str, Any]) -> None:
+        self._context.forward(record)

@@ -1,10 +1,10 @@
 """Event time of a store with windows: what is late, what is closed, and what closed windows emit.
 
 Stream time here is the largest timestamp of records with a key, as far as no upstream task holds it
-back. It is a row of the store, so it is
-committed and restored with the windows it decides about. With ON_WINDOW_CLOSE how far results have
-gone is kept beside it. So a start with another grace neither leaves out a window nor gives one a
-second result, even if results went out on update for a while.
+back. It is a row of the store, so it is committed and restored with the windows it decides about.
+With ON_WINDOW_CLOSE how far results have gone is kept beside it, and while upstream tasks hold time
+back, so is the latest time of a record. So a start with another grace neither leaves out a window
+nor gives one a second result, even if results went out on update for a while.
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -129,13 +129,20 @@ class Closing:
         self._final_only = final
         stored = self.table.get(TIME_ROW)
         self.now_ms = -1 if stored is None else start_of(stored)
-        told = b"" if stored is None else stored[START.size :]
+        told, ahead = b"", b""
+        if stored is not None:
+            told, ahead = stored[START.size : 2 * START.size], stored[2 * START.size :]
         self._keeps_emitted = final or bool(told)
         self._emitted_ms = start_of(told) if told else self._closed_ms() if final else -1
         self._seen = np.zeros(0, np.int64)
         """The time of this store at each record of the last batch."""
-        self._ahead_ms = -1
+        self._ahead_ms = start_of(ahead) if ahead else -1
         """The latest time of a record here, however far upstream tasks have come."""
+
+    @property
+    def latest_ms(self) -> int:
+        """The latest time of a record, which upstream tasks may hold back; -1: there was none."""
+        return max(self.now_ms, self._ahead_ms)
 
     @property
     def emitted_ms(self) -> int:
@@ -170,7 +177,9 @@ class Closing:
         if latest_ms > LATEST_MS:
             raise self._too_late_a_time(batch, seen)
         bound_ms = self._context.time_bound()
+        is_ahead = False
         if bound_ms is not None:
+            is_ahead = latest_ms > max(self._ahead_ms, bound_ms)
             self._ahead_ms = max(self._ahead_ms, latest_ms)
             seen = np.minimum(seen, bound_ms)
         now = np.maximum(np.maximum.accumulate(seen), self.now_ms)
@@ -178,6 +187,8 @@ class Closing:
         closed: NDArray[np.int64] = np.maximum(now - self._delay_ms, had_last)
         self._seen = now
         self._advance(int(now[-1]))
+        if is_ahead:
+            self._put_times()
         return closed
 
     def follow_time(self, passed: Callable[[], None], earliest: Earliest) -> None:
@@ -277,5 +288,10 @@ class Closing:
             self._put_times()
 
     def _put_times(self) -> None:
-        emitted = START.pack(self._emitted_ms) if self._keeps_emitted else b""
-        self.table.put(TIME_ROW, START.pack(self.now_ms) + emitted)
+        row = START.pack(self.now_ms)
+        is_ahead = self._ahead_ms > self.now_ms
+        if self._keeps_emitted or is_ahead:
+            row += START.pack(self._emitted_ms)
+        if is_ahead:
+            row += START.pack(self._ahead_ms)
+        self.table.put(TIME_ROW, row)

@@ -327,9 +327,9 @@ class OpenWindows:
 
         The one that ends last is the last one of the latest record.
         """
-        now_ms, step = self.closing.now_ms, self._windows.advance_ms
-        if now_ms >= 0:
-            last_end_ms = now_ms - now_ms % step + self._windows.size_ms
+        latest_ms, step = self.closing.latest_ms, self._windows.advance_ms
+        if latest_ms >= 0:
+            last_end_ms = latest_ms - latest_ms % step + self._windows.size_ms
             self._emit(*self.closing.close_up_to(last_end_ms), no_records(), forward)
 
     def _emit(self, since_ms: int, closed_ms: int, batch: Batch, forward: Forward) -> None:
@@ -350,7 +350,7 @@ class OpenWindows:
     def _still_open(self) -> Generator[Closed, None, None]:
         """Yield the windows that have had no result."""
         after_ms = self.closing.emitted_ms - self._windows.size_ms
-        return self._between(max(after_ms + 1, 0), self.closing.now_ms)
+        return self._between(max(after_ms + 1, 0), self.closing.latest_ms)
 
     def expire(self, limit: int) -> None:
         """Delete up to `limit` rows of expired windows, the oldest first."""

@@ -253,7 +253,7 @@ class _Sessions:
         self._clock = clock
         self._table = clock.table
         self._expired_ms = 0
-        clock.opened(lambda: self._ended(max(clock.emitted_ms, 0), clock.now_ms + 1))
+        clock.opened(lambda: self._ended(max(clock.emitted_ms, 0), clock.latest_ms + 1))
 
     def fold(self, batch: Batch, fold: SessionFold, *, every_update: bool) -> Updates:
         """Fold the records of a batch into their sessions, and return what changed."""
@@ -341,8 +341,8 @@ class _Sessions:
 
     def close_all(self, forward: Forward) -> None:
         """Close all sessions, as if stream time had passed their ends, and forward them."""
-        if self._clock.now_ms >= 0:
-            closed = self._clock.close_up_to(self._clock.now_ms + 1)
+        if self._clock.latest_ms >= 0:
+            closed = self._clock.close_up_to(self._clock.latest_ms + 1)
             self._emit(*closed, no_records(), forward)
 
     def _emit(self, since_ms: int, closed_ms: int, batch: Batch, forward: Forward) -> None:
