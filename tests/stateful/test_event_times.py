@@ -286,15 +286,20 @@ def retimed(n: int, partitions: int) -> Record[str, Any]:
     return Record(str(n), value, NOW_MS + n // 100, partition=n // 5 % partitions)
 
 
-@pytest.mark.parametrize("emit", ["on_window_close", "on_update"])
+@pytest.mark.parametrize("emit", ["on_window_close", "on_update", "left_join"])
 def test_windows_below_a_processor_close_after_a_crash_without_another_record(emit: str) -> None:
     builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     facts = builder.stream("in").select_key(lambda _key, value: value["key"])
-    passed_on = facts.repartition("by-key").process_values(PassingOn).group_by_key()
-    minutes = passed_on.windowed_by(ss.TumblingWindows(60_000), emit=emit)
-    minutes.count("minutes").to_stream().to("out")
+    passed_on = facts.repartition("by-key").process_values(PassingOn)
+    if emit == "left_join":
+        within = ss.JoinWindows(1000, 1000, grace_ms=0)
+        nothing = passed_on.filter(lambda _key, _value: False)
+        passed_on.left_join(nothing, lambda a, _b: a["n"], within, name="alone").to("out")
+    else:
+        minutes = passed_on.group_by_key().windowed_by(ss.TumblingWindows(60_000), emit=emit)
+        minutes.count("minutes").to_stream().to("out")
     rows = [
-        Record("", {"key": "abc"[n % 3]}, START_MS + 1000 * n, partition=n % 4)
+        Record("", {"key": "abc"[n % 3], "n": n}, START_MS + 1000 * n, partition=n % 4)
         for n in range(300)
         if n % 4 != 3 or n < 50  # One upstream task holds the others back.
     ]

@@ -6,6 +6,7 @@ added to its own. Where a side's records have results without a match, too, thos
 are listed in a third store, until their window closes. That store has these rows:
 
     t                                         stream time, 8 bytes, and the next number, 8 bytes
+    a <side>                                  the latest time of its records, below a repartition
     s <side>                                  how far expired records were deleted (join_windows.py)
     <side> <time, 8> <key> <number, 8>        a record that waits for a match; its value is empty
 
@@ -43,13 +44,14 @@ from statestore.topology.failures import (
 )
 from statestore.topology.joins.joiners import Joiner
 from statestore.topology.joins.stream_rows import KeyRows, Match, Unmatched, listed_as, time_bytes
-from statestore.topology.joins.windows import BIAS, JoinWindows, Sweeper, time_of
+from statestore.topology.joins.windows import BIAS, TIME, JoinWindows, Sweeper, time_of
 from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, in_order
 
 LEFT: Final = b"\x01"
 RIGHT: Final = b"\x00"
 
 _CLOCK: Final = b"t"
+_AHEAD: Final = b"a"
 _NOW_AND_NEXT: Final = struct.Struct(">QQ")
 _NUMBER_MAX: Final = b"\xff" * 8
 _SUFFIX: Final = np.dtype("V16")
@@ -142,7 +144,9 @@ class _Half:
         self._keeps_waiting = join.left.waits or join.right.waits
         if self._keeps_waiting:
             context.held_back.opened(join.shared.name, self._count)
-        self._ahead_ms: int | None = None
+        self._ahead = _AHEAD + self._mine.letter
+        ahead = self._shared.get(self._ahead)
+        self._ahead_ms = None if ahead is None else TIME.unpack(ahead)[0] - BIAS
         context.when_time_passes(node, self._time_passed)
         waits_ms = self._grace_ms + max(self._mine.ahead_ms, self._theirs.ahead_ms)
         if self._keeps_waiting:
@@ -183,7 +187,9 @@ class _Half:
         bound_ms, seen = self._context.time_bound(), times
         if bound_ms is not None:
             latest_ms = int(times.max())
-            self._ahead_ms = latest_ms if self._ahead_ms is None else max(latest_ms, self._ahead_ms)
+            if self._ahead_ms is None or latest_ms > self._ahead_ms:
+                self._ahead_ms = latest_ms
+                self._shared.put_all({self._ahead: TIME.pack(latest_ms + BIAS)}, [latest_ms])
             seen = np.minimum(times, bound_ms)
         now = np.maximum.accumulate(seen)
         if before_ms is not None:
