@@ -62,7 +62,8 @@ class DeployedStore(msgspec.Struct, frozen=True):
     calls that changelog; None: not known yet. `value_writers`: all that may have written rows that
     are there (docs/adr/0022); none: only `value_serde`, whose schema was not recorded.
     `placed_apart`: a partitioner of the user's, not the hash of their keys, puts rows into
-    partitions; None: not recorded.
+    partitions; None: not recorded. `retention_least_ms`: the shortest retention that a store with
+    history was deployed with, as a longer one brings no history back; None: not recorded.
     """
 
     sub_topology: Ordinal
@@ -78,6 +79,7 @@ class DeployedStore(msgspec.Struct, frozen=True):
     key_schema: DeployedSchema | None = None
     value_writers: list[DeployedWriter] = []
     placed_apart: bool | None = None
+    retention_least_ms: Count | None = None
 
     def writers(self) -> list[DeployedWriter]:
         """All serdes that may have written values that are there."""
@@ -217,6 +219,20 @@ def describe_deployment(
     return msgspec.structs.replace(
         said, sub_topologies=parts, stores=stores, processing_guarantee=guarantee
     )
+
+
+def with_least_retentions(said: Deployed, before: Mapping[str, DeployedStore]) -> Deployed:
+    """Return the same with the shortest retentions of histories, given what was deployed before."""
+    stores = {}
+    for name, store in said.stores.items():
+        was, known = before.get(name), [store.retention_ms]
+        if was is not None and was.kind == store.kind:
+            known += [was.retention_ms, was.retention_least_ms]
+        least = min((one for one in known if one is not None), default=None)
+        if store.kind != VersionedSpec.kind:
+            least = None
+        stores[name] = msgspec.structs.replace(store, retention_least_ms=least)
+    return msgspec.structs.replace(said, stores=stores)
 
 
 def read_deployed(layout: StateLayout) -> Deployed:

@@ -5,6 +5,7 @@ Shows I22.
 
 import json
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -81,6 +82,13 @@ def of_a_latest(kind: int) -> Damage:
     return damage
 
 
+def raised_bound(rows: Rows) -> dict[bytes, bytes | None]:
+    """All history has gone, says the store, whose versions are deleted."""
+    clock = rows[b"c"]
+    writes: dict[bytes, bytes | None] = {row: None for row in rows if row.startswith(b"v")}
+    return writes | {b"c": clock[:8] + clock[:8] + clock[16:]}
+
+
 def set_to(prefix: bytes, value: bytes) -> Damage:
     """All rows that begin so have this value."""
     return lambda rows: {row: value for row in rows if row.startswith(prefix)}
@@ -102,6 +110,7 @@ def moved(prefix: bytes, at: int) -> Damage:
 
 
 BESIDE = "offsets"
+FAR = struct.pack(">q", 1 << 40)
 DERIVED = AuditCheck.DERIVED_ROWS
 EVERY = ("counts", "windows", "slides", "sessions", "threes", "recent", "reminders", "rates")
 DAMAGES: list[tuple[str, str, Damage, AuditCheck]] = [
@@ -139,6 +148,8 @@ DAMAGES: list[tuple[str, str, Damage, AuditCheck]] = [
     ("rates", "history", without(b"d"), DERIVED),
     ("rates", "history", put(b"z", b""), AuditCheck.READABLE),
     ("rates", "history", put(b"c", b"\0"), AuditCheck.READABLE),
+    ("rates", "history", raised_bound, AuditCheck.NONE_MISSING),
+    *[(store, BESIDE, set_to(b"p", FAR), AuditCheck.INPUT_POSITIONS) for store in EVERY],
     *[(store, BESIDE, gone(b"f"), AuditCheck.READABLE) for store in EVERY],
     *[(store, BESIDE, put(b"f", b"{"), AuditCheck.READABLE) for store in EVERY],
     *[
@@ -187,3 +198,24 @@ def test_each_damage_is_seen(sound: Audited, tmp_path: Path) -> None:
         one.write(store, 0, {row: before.get(row) for row in writes}, table)
     assert unseen == []
     assert verdict(one).failures == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["counts", "rates"])
+def test_a_flipped_bit_in_any_file_of_rows_is_seen(
+    sound: Audited, tmp_path: Path, store: str
+) -> None:
+    """The files of the offsets are files like others: each of their blocks is read."""
+    one = sound.copy(tmp_path / "state")
+    files = sorted(one.folder(store, 0).glob("*.sst"))
+    assert files
+    seen = []
+    for path in files:
+        data = path.read_bytes()
+        for at in (8, 40):  # of the first block, whose rows begin with the file
+            path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+            failed = {failure.check for failure in verdict(one, store).failures}
+            seen.append((path.name, at, AuditCheck.READABLE in failed))
+        path.write_bytes(data)
+    assert [place for place in seen if not place[-1]] == []
+    assert verdict(one, store).passed

@@ -19,6 +19,7 @@ class AuditCheck(StrEnum):
     NOTHING_PENDING = "nothing pending persisted"
     STABLE_OFFSETS = "offsets at or below the last stable offset"
     FORWARD_OFFSETS = "offsets never go back"
+    INPUT_POSITIONS = "no input position beyond the commits"
     RIGHT_PARTITION = "no key in a wrong partition"
     VERSIONS_APART = "versions do not overlap"
     ONE_LATEST = "one latest version"

@@ -22,6 +22,7 @@ from statestore.errors import (
 from statestore.layout.audits import LIVE, AuditFailure, Audits
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.rows import AuditFacts, Subject, facts_of
 from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
@@ -178,6 +179,8 @@ def plan_live(environment: Environment, stores: Collection[str] = ()) -> AuditPl
         found = FoundStores([], [], {})
         for snapshot in held:
             _look(snapshot, layout, deployed, wanted, environment.databases, found)
+        exactly_once = deployed.processing_guarantee is ProcessingGuarantee.EXACTLY_ONCE
+        _look_at_positions(held, wanted, cluster, found, exactly_once=exactly_once)
         for name in sorted(wanted & deployed.stores.keys()):
             if not deployed.stores[name].persistent:
                 found.not_checked[name] = "it is in memory and has no files to read"
@@ -288,6 +291,39 @@ def _look(
         found.add(store, task, kind, facts, offset_next, path=str(path), home=home)
 
 
+def _look_at_positions(
+    held: Sequence[Snapshot],
+    wanted: set[str],
+    cluster: Cluster,
+    found: FoundStores,
+    *,
+    exactly_once: bool,
+) -> None:
+    """Add the stores that say they have processed what no commit can have.
+
+    Under exactly-once a store is written after the group's offsets, and never says more than they.
+    """
+    said = {
+        (TaskId.parse(snapshot.manifest.stream_task), store): offsets.positions()
+        for snapshot in held
+        for store, offsets in snapshot.manifest.stores.items()
+        if store in wanted
+    }
+    counts = cluster.partitions(sorted({tp.topic for each in said.values() for tp in each}))
+    inputs = sorted(
+        {tp for each in said.values() for tp in each if tp.partition < counts.get(tp.topic, 0)}
+    )
+    limits = {tp: bound.end for tp, bound in cluster.bounds(inputs).items()}
+    if exactly_once:
+        group = cluster.group_offsets(inputs, stable=False)
+        limits |= {tp: min(limits[tp], one.offset) for tp, one in group.items()}
+    for (task, store), positions in sorted(said.items()):
+        for tp, last in sorted(positions.items()):
+            if last >= limits.get(tp, last + 1) or tp.partition != task.partition:
+                why = f"it says that {last} of {tp} was processed, which no commit of the task says"
+                found.fail(AuditCheck.INPUT_POSITIONS, store, task, why)
+
+
 def _look_for_missing(
     application_id: str, deployed: Deployed, wanted: set[str], cluster: Cluster, found: FoundStores
 ) -> None:
@@ -384,6 +420,7 @@ def _subjects(
                 export=export,
                 placed_apart=known is not None and known.placed_apart is True,
                 writers={} if known is None else _writers(known),
+                retention_ms=None if known is None else known.retention_least_ms,
                 any_start=known is not None and known.advance_ms == ANY_START,
                 expires=files.kind == keyvalue.KIND
                 and known is not None

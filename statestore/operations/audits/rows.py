@@ -39,6 +39,7 @@ class Subject(msgspec.Struct, frozen=True):
     has records that are not in the table. `is_missing`: the store was deployed but has no files,
     so its side has no rows. `home`: the folder of its files, for messages, if `path` is another.
     `writers`: the names of the serdes that wrote its values, by generation, if they were recorded.
+    `retention_ms`: the shortest that its history was deployed with; None: that is not known.
     `any_start`, `expires` and `interval_ms`: as in `derived_faults`.
     """
 
@@ -62,6 +63,7 @@ class Subject(msgspec.Struct, frozen=True):
     export: str | None = None
     placed_apart: bool = False
     writers: dict[int, str] = {}
+    retention_ms: int | None = None
     any_start: bool = False
     expires: bool = False
     interval_ms: int | None = None
@@ -201,14 +203,15 @@ def replay_log(
     """Read the log up to the store's offset, and then to an end that is asked for after that.
 
     So if compaction removed a record meanwhile, the record that replaced it is among the later
-    ones. A record without a key belongs to no row.
+    ones. A record without a key belongs to no row. History goes back as far as the log and the
+    deployed retention say: what a later bound of the store hides is missing.
     """
     tp, told = subject.log, progress or NoProgress()
     start, end = audit_log.bounds(tp)
     told.expect(-min(start, subject.log_end))
     cut = max(start, min(subject.offset_next, end))
     held: dict[AuditPlace, bytes | None] = {}
-    bound_ms = subject.bound_ms
+    bound_ms = versioned_layout.TIME_MIN
     for records in _counted(audit_log.read(tp, start, cut), cut - start, told):
         held.update(_placed(records, subject))
         bound_ms = max(bound_ms, _bound_in(records))
@@ -220,6 +223,7 @@ def replay_log(
     if not subject.versioned:
         rows = {at: AuditRow(value, None) for at, value in held.items() if value is not None}
         return ReplayedLog(rows, frozenset(held), later)
+    bound_ms = max(bound_ms, _bound_allowed(subject, held))
     begun: dict[bytes | None, list[int]] = {}
     for key, begins in sorted(held):
         begun.setdefault(key, []).append(begins)
@@ -258,6 +262,14 @@ def _logged_versions(records: LogRecords) -> Iterator[tuple[AuditPlace, bytes | 
                 yield place, value if value.strip(b"\0") else value[:-1]
         else:
             yield (key, int(said.get("statestore-time") or time)), value
+
+
+def _bound_allowed(subject: Subject, held: Mapping[AuditPlace, bytes | None]) -> int:
+    """Return the bound of the store's history, or the latest one that its log allows."""
+    if subject.retention_ms is None or not subject.is_whole:
+        return subject.bound_ms
+    now_ms = max((begins for _, begins in held), default=versioned_layout.TIME_MIN)
+    return min(subject.bound_ms, now_ms - subject.retention_ms)
 
 
 def _bound_in(records: LogRecords) -> int:

@@ -34,7 +34,11 @@ from statestore.operations.clones.record import (
     read_record,
     renamed,
 )
-from statestore.operations.deployed import describe_deployment, publish_deployed
+from statestore.operations.deployed import (
+    describe_deployment,
+    publish_deployed,
+    with_least_retentions,
+)
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import LATEST, Exports
 from statestore.operations.exports.manifest import ExportManifest, LogCut, StoreOfTask
@@ -175,9 +179,11 @@ class Clone:
             # Its rows are those of the original, so they were written by the same serdes.
             known = self._manifest.deployed.stores.items()
             writers = {name: store.writers() for name, store in known}
+            said = describe_deployment(
+                own, guarantee, self._counts(own), self._logs, writers=writers
+            )
             publish_deployed(
-                self._layout,
-                describe_deployment(own, guarantee, self._counts(own), self._logs, writers=writers),
+                self._layout, with_least_retentions(said, self._manifest.deployed.stores)
             )
             self._record(topics, finished=True)
             reach(CrashPoint.CLONE_FINISHED)

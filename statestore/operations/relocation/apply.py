@@ -41,6 +41,7 @@ from statestore.operations.deployed import (
     describe_deployment,
     publish_deployed,
     read_deployed,
+    with_least_retentions,
 )
 from statestore.operations.environment import Environment
 from statestore.operations.kept_stores import Kept, KeptStores
@@ -308,7 +309,7 @@ class Relocation:
         return {name: made for name, store in known if (made := store.changelog_id) is not None}
 
     def _deployed(self, changelog_ids: Mapping[str, str]) -> Deployed:
-        return describe_deployment(
+        said = describe_deployment(
             self._topology,
             self._settings.processing_guarantee,
             self._counts,
@@ -316,6 +317,7 @@ class Relocation:
             changelog_ids,
             self._kept.writers,
         )
+        return with_least_retentions(said, read_deployed(self._layout).stores)
 
     @contextmanager
     def _locked(self, tasks: Iterable[TaskId]) -> Iterator[None]:
