@@ -80,7 +80,7 @@ def suppressed_table(table: TableFlow, suppressed: Suppressed, name: str | None)
     key_serde = table.key_serde.in_store(spec.name, "key")
     value_serde = table.value_serde.in_store(spec.name, "value")
     place = _BufferPlace(node, spec.name, key_serde, value_serde, suppressed, closes)
-    buffers: _Buffers = WeakKeyDictionary()
+    buffers = _Buffers()
     table.add(_KIND, node, lambda _node: _suppressing(place, old_values, buffers), spec)
     if closes is not None and table.clocks != (table.node,):
         # Below the views, so that what they show of a batch comes first.
@@ -346,8 +346,14 @@ class _UpdateBuffer:
         return self._side
 
 
-_Buffers = WeakKeyDictionary[NodeContext, _UpdateBuffer]
-"""By what a node is built with, so that the nodes of one stream task find theirs."""
+class _Buffers(WeakKeyDictionary[NodeContext, _UpdateBuffer]):
+    """By what a node is built with, so that the nodes of one stream task find theirs.
+
+    It travels to workers empty: there, other nodes are built.
+    """
+
+    def __reduce__(self) -> tuple[type["_Buffers"], tuple[()]]:
+        return _Buffers, ()
 
 
 class _Taking:
