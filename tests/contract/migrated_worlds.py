@@ -206,9 +206,16 @@ class World:
         task.step_commit()
 
     def rows(self) -> list[bytes]:
-        """The values that the changelog holds, as bytes, without those of the store's own rows."""
+        """The values that the changelog holds, as bytes, without those of the store's own rows.
+
+        Of a store with history, these are the latest versions.
+        """
         logged = self.rig.changelog("kept")
         logged.pop(TIME_ROW, None)
+        if self.make is as_history:
+            # Each key of the log ends with the version's time.
+            latest = {at[:-8]: logged[at] for at in sorted(logged) if len(at) > 8}
+            return sorted(latest.values())
         return sorted(logged.values())
 
     def generations(self) -> list[int]:
