@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from threading import Event, Thread
@@ -26,6 +25,7 @@ from statestore.cli import cli
 from statestore.commands.status import rendered
 from statestore.errors import Misuse, StateStoreError, Unavailable
 from statestore.faults import CrashPoint
+from statestore.layout.files import read_whole
 from statestore.operations import lookups
 from statestore.operations.global_tables import GlobalTables
 from statestore.operations.reset import ResetTo, reset
@@ -340,17 +340,18 @@ def test_a_missing_file_a_folder_and_a_large_file_are_refusals(
         world.run()
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_taken(file: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_is_not_taken(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = FsspecTarget(str(file), "the file of a lookup")
-    read: Callable[..., bytes] = target._fs.cat_file  # a writer in between
 
-    def cat(path: str) -> bytes:
-        data = read(path)
+    def with_a_writer_in_between(path: str, bytes_max: int) -> bytes:
+        data = read_whole(path, bytes_max)
         with file.open("a") as out:
             out.write("c,3\n")
         return data
 
-    target._fs.cat_file = cat  # as above
+    monkeypatch.setattr("statestore.targets.read_whole", with_a_writer_in_between)
     with pytest.raises(Unavailable, match="changed while it was read"):
         target.read_root(1000)
 
