@@ -26,6 +26,7 @@ from statestore.errors import Misuse, TaskCorrupted, Unavailable
 from statestore.faults import CrashPoint, reach
 from statestore.layout.files import remove, sync_folder
 from statestore.layout.works import Progress, Unit
+from statestore.model import time_marks
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.operations.clones.record import (
     CloneRecord,
@@ -436,6 +437,8 @@ def copy(
 ) -> int:
     """Copy committed records in [start, end) to the same partition of another topic; how many.
 
+    Time marks among them are copied, too, but are no records of the pipeline.
+
     Unavailable if some of them are gone.
     """
     outbox.begin()
@@ -443,8 +446,8 @@ def copy(
     try:
         for stretch in changelog.replay(source, bounds.start, bounds.end):
             batch = stretch.batch
-            count += len(batch)
             keys, values = batch.keys.objects, batch.values.objects
+            count += len(batch) - len(time_marks.places_of(keys, values))
             records = Records(into, keys, values, batch.timestamps, source.partition, batch.headers)
             outbox.send(records)
     except TaskCorrupted as error:
