@@ -117,6 +117,7 @@ class TaskContext:
         self._overtakes = bool(alone.nodes or alone.topics)
         try:
             self.pushes = _wire(part, self, outbox, application_id)
+            self._all_marked = watermarks.marks_all(self.pushes)
         except BaseException:
             self.close()
             raise
@@ -309,7 +310,8 @@ class TaskContext:
     def due_ms(self) -> int | None:
         """Return the time to which stream time may rise now; None: it stays."""
         watermarks, seen_ms = self._watermarks, self.seen_ms
-        if watermarks.sent_ms is not None:
+        # An input that nobody marks may still bring a record that is earlier than what was sent.
+        if watermarks.sent_ms is not None and (self._all_marked or watermarks.has_seen_all):
             seen_ms = watermarks.sent_ms if seen_ms is None else max(seen_ms, watermarks.sent_ms)
             self.seen_ms = seen_ms
         if seen_ms is None:

@@ -118,6 +118,15 @@ class Watermarks:
         """Whether there are upstream tasks that could hold back this one."""
         return bool(self._channels)
 
+    @property
+    def has_seen_all(self) -> bool:
+        """Whether all there is was processed."""
+        return self._all_seen
+
+    def marks_all(self, topics: Iterable[str]) -> bool:
+        """Return whether upstream tasks mark each of these topics."""
+        return self._channels.keys() >= set(topics)
+
     def take(self, topic: str, mark: TimeMark) -> None:
         """Note a mark, once all records before it were processed."""
         channels = self._channels.get(topic)

@@ -318,6 +318,34 @@ def test_windows_below_a_processor_close_after_a_crash_without_another_record(em
     assert found[1] == found[0]
 
 
+@pytest.mark.parametrize("partitions", [1, 4, 7])
+def test_an_input_that_nobody_marks_is_not_late_beside_one_that_is(partitions: int) -> None:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+    moved = builder.stream("in").select_key(lambda _key, value: value["key"])
+    here = moved.repartition(
+        "by-key", partitioner=lambda _topic, key, _value, count: int(key) % count
+    )
+    both = builder.stream("right").merge(here).group_by_key()
+    minutes = both.windowed_by(ss.TumblingWindows(10_000), emit="on_window_close").count("minutes")
+    minutes.to_stream().to("out")
+    with TopologyTestDriver(builder.build(), partitions=partitions) as driver:
+        for topic in ("in", "right"):
+            for n in range(400):
+                # The other partitions of the repartition topic end early, with marks that are late.
+                key = str(n % 5) if topic == "right" or n < 50 else "1"
+                place = int(key) if topic == "right" else n
+                value = json.dumps({"key": key}).encode()
+                at = START_MS + 1000 * n + (7 if topic == "right" else 0)
+                record = Record(
+                    json.dumps(key)[1:-1].encode(), value, at, partition=place % partitions
+                )
+                driver._produce(topic, record)
+        driver._drain()
+        assert not any(task.standing().left_out for task in driver._tasks.values())
+        total = sum(row.value for row in driver.read("out"))
+    assert total >= 2 * 380
+
+
 class PassingOn:
     """Hands on what comes."""
 
