@@ -39,6 +39,7 @@ def test_a_client_that_leaves_in_mid_body_is_nobodys_failure(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+@pytest.mark.slow
 def test_many_large_bodies_at_once_are_told_to_come_again(rig: TaskRig) -> None:
     filled(rig)
     rig.end()

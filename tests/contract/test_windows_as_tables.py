@@ -188,7 +188,8 @@ def test_all_windows_of_a_key_lie_in_the_partition_of_the_key(through: str) -> N
         for record in many():
             at = murmur2_partition(record.key.encode(), 4)
             driver.pipe("in", record.key, 0, record.timestamp_ms, at)
-        rows = driver._broker.records(topic)
+        # Time marks lie in every partition, and have no value.
+        rows = [row for row in driver._broker.records(topic) if row.value is not None]
         assert len(rows) > 100
         for record in rows:
             assert record.partition == murmur2_partition((record.key or b"")[:-8], 4)
