@@ -2,11 +2,11 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-CHECKS := check-types check-layers check-format check-lint check-spelling check-tidy
+CHECKS := check-types check-layers check-format check-lint check-spelling check-tidy check-advisories bench-guard
 # Hundreds of short processes import the same modules: they compile them once, whatever the caller's
 # environment says.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all docs drill bench lock wheel release-check clean
+.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all docs drill bench lock advisories images wheel release-check clean
 
 BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
@@ -40,7 +40,7 @@ fmt: setup ## format the code, fix what can be fixed safely, and make the page o
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/python -m scripts.reference_names
 
-check: setup ## format, lint, types, layers, spelling, tidiness: every fault at once
+check: setup ## format, lint, types, layers, spelling, tidiness, advisories, costs of records: every fault at once
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync $(CHECKS)
 
 check-format:
@@ -58,9 +58,15 @@ check-layers:
 check-spelling:
 	@git ls-files -z | xargs -0 $(BIN)/codespell
 
+check-advisories:
+	@$(BIN)/python -m scripts.advisories check
+
 check-tidy:
 	@$(BIN)/python -m pytest --quiet --no-header --durations=0 tests/test_tidy.py \
 	  tests/docs/test_coming_from.py tests/docs/test_names_in_pages.py tests/docs/test_reference.py tests/docs/test_site.py
+
+bench-guard: setup ## count what records cost, and compare (ACCEPT="reason" writes the table)
+	@PYTHONHASHSEED=0 $(BIN)/python -m tests.bench.bench_guard $(if $(ACCEPT),--accept "$(ACCEPT)")
 
 docs: setup ## build the documentation site; open .scratch/site/index.html
 	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
@@ -88,6 +94,12 @@ lock: setup ## resolve requirements/lock.txt again from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --all-extras \
 	  --group demo --group test --group docs --group dev --group release pyproject.toml -o requirements/lock.txt
 
+advisories: setup ## look up the advisories of the locked packages (DATABASE=, a checkout of PyPA's)
+	@$(BIN)/python -m scripts.advisories refresh $(if $(DATABASE),--database $(DATABASE))
+
+images: setup ## pin the images of docker/ by the digests that their tags have now (docker or skopeo)
+	@$(BIN)/python -m scripts.pin_images
+
 wheel: setup ## build the wheel into dist/
 	@$(BIN)/python -m scripts.release wheel
 
@@ -100,14 +112,20 @@ clean: down ## remove caches and scratch files; .venv stays
 	@find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 ##@ Test it
-test: setup ## everything but the long profiles, on a real broker, Spark and Airflow
-	@REQUIRE_KAFKA=1 $(PYTEST) $(SIDE_BY_SIDE) $(BY_MODULE) -m "not slow"
+test: setup ## the first tier: every promise, on a real broker, Spark and Airflow
+	@REQUIRE_KAFKA=1 TEST_TIMES=.scratch/test-times/first $(PYTEST) $(SIDE_BY_SIDE) $(BY_MODULE) -m "not slow and not thorough"
 
-test-fast: setup ## what needs no broker, no Spark and no Airflow
-	@$(PYTEST) $(SIDE_BY_SIDE) --dist=worksteal -m "not kafka and not spark and not airflow and not slow"
+test-fast: setup ## of the first tier what needs no broker, no Spark and no Airflow
+	@TEST_TIMES=.scratch/test-times/fast $(PYTEST) $(SIDE_BY_SIDE) --dist=worksteal \
+	  -m "not kafka and not spark and not airflow and not slow and not thorough"
+
+test-thorough: setup ## the second tier in an order by commit (SEED= repeats)
+	@REQUIRE_KAFKA=1 TEST_TIMES=.scratch/test-times/second SECOND_TIER_SECONDS=$(or $(SECONDS_LEFT),inf) \
+	  $(if $(SEED),COMMIT_SEED=$(SEED)) $(PYTEST) $(SIDE_BY_SIDE) $(BY_MODULE) \
+	  -m "thorough and not slow"
 
 drill: setup ## kill runs at every crash point and in other ways; report in .scratch/drill (SEED=)
 	@$(BIN)/statestore drill --report .scratch/drill $(if $(SEED),--seed $(SEED))
 
-test-all: setup ## everything, with the long profiles
+test-all: setup ## both tiers, with the long profiles and a browser; every night
 	@REQUIRE_KAFKA=1 HYPOTHESIS_PROFILE=long $(PYTEST) -o faulthandler_timeout=3600

@@ -7,7 +7,8 @@
     2. Their metadata are valid, and the long description renders.
     3. All extras together resolve on every Python that is supported; nothing is installed for that.
     4. The wheel installs with all extras in the locked versions.
-    5. Every package of that environment has a licence, and is in the bill of materials (CycloneDX).
+    5. Every package of that environment has a licence, and is in the bill of materials (CycloneDX),
+       as are the scripts of others that the page of applications has.
 
 Times in archives are that of the commit, or SOURCE_DATE_EPOCH.
 """
@@ -39,6 +40,7 @@ DIST = ROOT / "dist"
 LOCK = ROOT / "requirements" / "lock.txt"
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "statestore")
 PYTHONS = ("3.11", "3.12", "3.13")
+VENDORED = ROOT / "statestore" / "ui" / "static"
 MATERIALS = f"statestore-{__version__}.cdx.json"
 SUMS = "SHA256SUMS"
 # What these say in no field that tools read: their repositories do.
@@ -72,6 +74,7 @@ def check_command() -> None:
             click.echo(f"all extras resolve on Python {python}: {resolved(python)} packages")
         materials = scratch / MATERIALS
         bill_of_materials(files[-1], scratch / "environment", materials)
+        add_vendored(materials)
         told = licences(json.loads(materials.read_text(encoding="utf-8")))
         for licence, packages in sorted(told.items()):
             click.echo(f"{licence}: {', '.join(sorted(packages))}")
@@ -143,6 +146,45 @@ def bill_of_materials(wheel: Path, home: Path, file: Path) -> None:
         *("cyclonedx-py", "environment", python, "--pyproject", "pyproject.toml"),
         *("--mc-type", "library", "--output-reproducible", "--output-file", file),
     )
+
+
+def vendored() -> list[dict[str, Any]]:
+    """The scripts of others that the wheel has, as components of a bill of materials (CycloneDX).
+
+    HostFailure if a file is not the one that its version has, or has no licence beside it.
+    """
+    listed = json.loads((VENDORED / "vendored.json").read_text(encoding="utf-8"))
+    found, known = [], set[str]()
+    for one in listed:
+        for name, sha256 in one["files"].items():
+            known.add(name)
+            if hashlib.sha256((VENDORED / name).read_bytes()).hexdigest() != sha256:
+                raise HostFailure(
+                    f"{VENDORED / name} is not that of {one['name']} {one['version']}"
+                )
+            licence = VENDORED / f"{name.partition('.')[0]}.LICENSE.txt"
+            if not licence.is_file():
+                raise HostFailure(f"{licence} is missing: it belongs to {name}")
+        found.append(
+            {
+                "bom-ref": f"vendored-{one['name']}",
+                "type": "library",
+                "name": one["name"],
+                "version": one["version"],
+                "purl": f"pkg:npm/{one['name'].replace('@', '%40')}@{one['version']}",
+                "licenses": [{"license": {"id": one["licence"]}}],
+            }
+        )
+    if strange := {path.name for path in VENDORED.glob("*.min.*")} - known:
+        raise HostFailure(f"vendored.json does not name {', '.join(sorted(strange))}")
+    return found
+
+
+def add_vendored(materials: Path) -> None:
+    """Add the scripts of others to the bill of materials."""
+    told = json.loads(materials.read_text(encoding="utf-8"))
+    told["components"] += vendored()
+    materials.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
 
 
 def licences(materials: dict[str, Any]) -> dict[str, set[str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from statestore import errors
+    from statestore import errors, serdes
     from statestore.kafka.schema_registry import SchemaRegistry
     from statestore.model.ids import Position, PositionBound, TaskId, TopicPartition
     from statestore.model.modes import (
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from statestore.operations.run import RunSummary
     from statestore.runtime.public import open_snapshot, open_store, run
     from statestore.settings import Settings
-    from statestore.stores import serdes
     from statestore.stores.contracts import (
         KeyValueStore,
         ReadOnlyKeyValueStore,
@@ -187,7 +186,7 @@ else:
         "statestore.topology.processors.timers": ("Timers",),
         "statestore.topology.windows.hopping": ("HoppingWindows", "TumblingWindows"),
     }
-    _MODULES = {"errors": "statestore.errors", "serdes": "statestore.stores.serdes"}
+    _MODULES = {"errors": "statestore.errors", "serdes": "statestore.serdes"}
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
     def __getattr__(name: str) -> object:

@@ -56,6 +56,47 @@ from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
 
+__all__ = [
+    "Action",
+    "AuditFailed",
+    "AuditTooOld",
+    "Behind",
+    "BrokerTooOld",
+    "BufferFull",
+    "CommitInsideProcessor",
+    "CommitUnknown",
+    "DrillFailed",
+    "ExportDamaged",
+    "ExportTooOld",
+    "Fenced",
+    "FormatTooNew",
+    "HostFailure",
+    "InvalidSetting",
+    "InvalidTopology",
+    "Locked",
+    "Misuse",
+    "NotAuthorized",
+    "NotChecked",
+    "NotCopartitioned",
+    "NotDrilled",
+    "NotUpToBound",
+    "PageExpired",
+    "PipelineNotFound",
+    "RecordFailed",
+    "SerdeMismatch",
+    "StateDirNotShared",
+    "StateStoreError",
+    "StoreClosed",
+    "TargetNotShared",
+    "TaskCorrupted",
+    "TopicMissing",
+    "TopologyMismatch",
+    "Unavailable",
+    "UncommittedWrites",
+    "UnknownApplication",
+    "UnknownStore",
+]
+
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _NOT_THE_USERS = ("<frozen ", str(Path(__file__).resolve().parent), *sorted(_LIBRARIES))
 _ID = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")

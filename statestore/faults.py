@@ -72,6 +72,8 @@ class CrashPoint(StrEnum):
     EXPORT_PRUNE_LEASED = "export.prune-leased"
     EXPORT_MANIFEST_REMOVED = "export.manifest-removed"
     EXPORT_FILES_REMOVED = "export.files-removed"
+    VERIFY_RECORDED = "verify.recorded"
+    VERIFY_SET_ASIDE = "verify.set-aside"
     IMPORT_FETCHED = "import.fetched"
     IMPORT_PLACED = "import.placed"
     IMPORT_DEPLOYED = "import.deployed"

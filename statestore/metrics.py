@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from opentelemetry import metrics as otel
@@ -18,6 +19,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from statestore.model.ids import TopicPartition
 from statestore.model.left_out import Cause, Counts, Fate
+from statestore.ports import CommitWaits
 
 _meter = otel.get_meter("statestore")
 _commits = _meter.create_counter("statestore.commits", unit="1", description="Store commits")
@@ -54,6 +56,16 @@ _left_out = {
         "statestore.records.unmatched", unit="1", description="Records that an inner join left out"
     ),
 }
+_task_commit_seconds = _meter.create_histogram(
+    "statestore.task.commit.duration",
+    unit="s",
+    description="Time of a stream task's whole commit, with the brokers' part",
+)
+_task_wait_seconds = _meter.create_histogram(
+    "statestore.task.commit.wait.duration",
+    unit="s",
+    description="Time for which a stream task's commit waited for brokers, by part",
+)
 # By OpenTelemetry's semantic conventions for messaging, whose dashboards know Kafka by them.
 _consumed = _meter.create_counter(
     "messaging.client.consumed.messages",
@@ -173,6 +185,8 @@ class StoreMetrics:
 
 
 _left_out_totals: dict[str, Counter[str]] = {}
+_tasks: dict[str, "TaskFigures"] = {}
+_lags: dict[str, dict[tuple[str, int], int]] = {}
 _counting = threading.Lock()
 _open_stores: weakref.WeakSet[StoreMetrics] = weakref.WeakSet()
 _opening = threading.Lock()  # A set that grows cannot be read by another thread.
@@ -192,11 +206,11 @@ class StoreFigures(NamedTuple):
     store: str
     task: str | None
     gauges: Mapping[str, float]
-    totals: Mapping[str, int]
+    totals: Mapping[str, float]
 
 
 _TOTALS = (
-    *("commits", "rows_written", "rows_deleted", "rows_restored"),
+    *("commits", "commit_seconds", "rows_written", "rows_deleted", "rows_restored"),
     *("gets", "ranges", "late"),
 )
 
@@ -225,23 +239,89 @@ def left_out_totals() -> LeftOutTotals:
         return {task: dict(counts) for task, counts in _left_out_totals.items()}
 
 
+class TaskFigures(NamedTuple):
+    """What one stream task has done in this process since it began.
+
+    `commits` and `commit_seconds`: whole commits. `waits`: their waiting for brokers. `records_in`
+    and `lags` are by topic and partition; `lags` only as long as this process has the task.
+    """
+
+    task: str
+    commits: int = 0
+    commit_seconds: float = 0.0
+    waits: CommitWaits = CommitWaits()
+    records_in: Mapping[tuple[str, int], int] = MappingProxyType({})
+    lags: Mapping[tuple[str, int], int] = MappingProxyType({})
+
+    def plus(self, more: "TaskFigures") -> "TaskFigures":
+        """Return both together; they are of one task."""
+        return TaskFigures(
+            self.task,
+            self.commits + more.commits,
+            self.commit_seconds + more.commit_seconds,
+            CommitWaits(*map(sum, zip(self.waits, more.waits, strict=True))),
+            Counter(self.records_in) + Counter(more.records_in),
+            {**self.lags, **more.lags},
+        )
+
+
+def task_figures() -> list[TaskFigures]:
+    """Return what the stream tasks of this process have done."""
+    with _counting:
+        return [
+            found._replace(records_in=dict(found.records_in), lags=_lags.get(task, {}))
+            for task, found in _tasks.items()
+        ]
+
+
+def count_commit(task: str, seconds: float, waits: CommitWaits) -> None:
+    """Count one whole commit of a stream task, of which `waits` was waiting for brokers."""
+    attributes = {"task": task}
+    _task_commit_seconds.record(seconds, attributes)
+    for part, waited_s in waits._asdict().items():
+        _task_wait_seconds.record(waited_s, {**attributes, "part": part})
+    _add(TaskFigures(task, 1, seconds, waits))
+
+
+def note_lags(task: str, lags: Mapping[TopicPartition, int]) -> None:
+    """Note how many offsets of each input a stream task has not committed; empty: not known."""
+    with _counting:
+        _lags[task] = {(tp.topic, tp.partition): lag for tp, lag in lags.items()}
+
+
+def _add(more: TaskFigures) -> None:
+    with _counting:
+        before = _tasks.get(more.task)
+        _tasks[more.task] = more if before is None else before.plus(more)
+
+
 class GatheredFigures:
     """The metrics that other processes have sent, for any thread."""
 
     def __init__(self) -> None:
         self._of: dict[int, Sequence[StoreFigures]] = {}
         self._left_out: dict[int, LeftOutTotals] = {}
+        self._tasks: dict[int, Sequence[TaskFigures]] = {}
         self._lock = threading.Lock()
 
     def put(
-        self, sender: int, found: Sequence[StoreFigures], left_out: LeftOutTotals | None = None
+        self,
+        sender: int,
+        found: Sequence[StoreFigures],
+        left_out: LeftOutTotals | None = None,
+        tasks: Sequence[TaskFigures] | None = None,
     ) -> None:
         """Take what a process has sent, in place of what it sent before; no stores let them go.
 
-        What it has left out stays so after its end, as a counter never falls.
+        What it has left out and done stays so after its end, as a counter never falls.
         """
         with self._lock:
             self._of[sender] = found
+            if tasks is not None:
+                self._tasks[sender] = tasks
+            elif not found:  # It is gone, and so is what it knew of its inputs.
+                gone = self._tasks.get(sender, ())
+                self._tasks[sender] = [one._replace(lags={}) for one in gone]
             if left_out is not None:
                 self._left_out[sender] = left_out
 
@@ -253,6 +333,16 @@ class GatheredFigures:
                 for task, counts in totals.items():
                     found.setdefault(task, Counter()).update(counts)
         return found
+
+    def tasks(self) -> list[TaskFigures]:
+        """Return what all of them have done, by stream task."""
+        found: dict[str, TaskFigures] = {}
+        with self._lock:
+            for _, sent in sorted(self._tasks.items()):
+                for one in sent:
+                    before = found.get(one.task)
+                    found[one.task] = one if before is None else before.plus(one)
+        return list(found.values())
 
     def figures(self) -> list[StoreFigures]:
         """Return the newest of all of them."""
@@ -314,14 +404,19 @@ def count_processing(
 
 
 def count_messages(
-    task: str, consumed: Iterable[tuple[int, Mapping[str, str]]], sent: Mapping[str, int]
+    task: str,
+    consumed: Mapping[TopicPartition, tuple[int, Mapping[str, str]]],
+    sent: Mapping[str, int],
 ) -> None:
     """Count the records that one commit of a stream task has taken and written.
 
     `consumed`: how many, with the attributes of their input. `sent`: by topic.
     """
-    for count, attributes in consumed:
+    for count, attributes in consumed.values():
         _consumed.add(count, attributes)
+    if consumed:
+        taken = {(tp.topic, tp.partition): count for tp, (count, _) in consumed.items()}
+        _add(TaskFigures(task, records_in=taken))
     for topic, count in sent.items():
         _sent.add(
             count,

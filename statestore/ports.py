@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from statestore.errors import StateStoreError
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
-from statestore.model.records import Header
+from statestore.model.records import Header, Record
 
 KeyValue = tuple[bytes, bytes]
 Writes = Mapping[bytes, bytes | None]
@@ -145,11 +145,12 @@ class Source(Protocol):
     def start(self, positions: Mapping[TopicPartition, int]) -> None:
         """Start reading from these offsets; a poll that finds one deleted raises RecordFailed."""
 
-    def poll(self, max_records: int, timeout_ms: int) -> list[Batch]:
+    def poll(self, max_records: int, timeout_ms: int, *, soon: bool = False) -> list[Batch]:
         """Return what has arrived: one batch per partition with new records.
 
         The batches hold about `max_records` records at most, all together. The call returns early
-        once every partition that is not paused has reached the end of its log.
+        once every partition that is not paused has reached the end of its log; with `soon`, already
+        when there are records, unless a partition is far behind the end.
         """
 
     def position(self, tp: TopicPartition) -> int:
@@ -188,6 +189,22 @@ class Records(NamedTuple):
     choose: Callable[[int], Sequence[int | None]] | None = None
 
 
+class CommitWaits(NamedTuple):
+    """For how many seconds an outbox has waited for brokers since it was made, by part of a commit.
+
+    `flush`: until the records were acknowledged. `offsets`: until the input offsets were added.
+    `end`: until the transaction was ended.
+    """
+
+    flush: float = 0.0
+    offsets: float = 0.0
+    end: float = 0.0
+
+    def since(self, before: "CommitWaits") -> "CommitWaits":
+        """Return what has been added."""
+        return CommitWaits(*(now - then for now, then in zip(self, before, strict=True)))
+
+
 class Outbox(Protocol):
     """Writes outputs, changelog records and input offsets, one transaction at a time.
 
@@ -223,6 +240,9 @@ class Outbox(Protocol):
 
     def ends(self) -> dict[TopicPartition, int]:
         """Return, after a commit, the offset after the last record of each tracked partition."""
+
+    def waited(self) -> CommitWaits:
+        """Return how long it has waited for brokers so far."""
 
     def close(self) -> None: ...
 
@@ -384,6 +404,16 @@ class InputFacts(NamedTuple):
     newest_ms: int | None
 
 
+class FoundRecords(NamedTuple):
+    """Records of some spans, in the order of each partition, and the spans not read to their end.
+
+    `unread` has the partitions in which the brokers took too long, or the bytes were enough.
+    """
+
+    records: list[Record[bytes | None, bytes | None]]
+    unread: list[TopicPartition]
+
+
 class MonitoringClient(Protocol):
     """Queries a cluster without disturbing the application; quick to raise Unavailable."""
 
@@ -398,6 +428,15 @@ class MonitoringClient(Protocol):
 
     def inputs(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, InputFacts]:
         """Return the facts of each input partition; those not read in time are absent."""
+
+    def records(
+        self, spans: Mapping[TopicPartition, Bounds], *, each_max: int, bytes_max: int
+    ) -> FoundRecords:
+        """Return the first committed records of each span, for people to look at.
+
+        They are `each_max` of a partition at most, and about `bytes_max` bytes in all. Time marks
+        are left out.
+        """
 
     def close(self) -> None: ...
 
@@ -449,6 +488,12 @@ class Target(Protocol):
 
         None if the file does not exist. Of a file with more than `bytes_max` only the first
         `bytes_max + 1` count.
+        """
+
+    def move(self, source: str, name: str) -> bool:
+        """Move a file, and replace what has the new name; False if there is no such file.
+
+        A process that dies meanwhile leaves the file under one name or under both.
         """
 
     def remove(self, names: Sequence[str]) -> None:

@@ -341,7 +341,7 @@ class Settings:
     def of(cls, settings: "Settings | Mapping[str, object] | None") -> "Settings":
         """Convert what public functions accept as `settings`; None gives the defaults.
 
-        InvalidSetting if it is no mapping, or if one of its keys or values is not allowed.
+        InvalidSetting if it is not a mapping, or if one of its keys or values is not allowed.
         """
         if settings is None:
             return cls()
@@ -495,7 +495,7 @@ def _in_ms(key: str, value: object) -> object:
     if not isinstance(value, timedelta):
         return value
     if not key.endswith(".ms"):
-        raise InvalidSetting(f"{key} = {value!r}: it is no span of time: use what it counts")
+        raise InvalidSetting(f"{key} = {value!r}: it is not a span of time: use what it counts")
     return span_ms(value)
 
 

@@ -124,7 +124,7 @@ class FsspecTarget:
             except FileNotFoundError:
                 return {}
             begin = len(self._root) + 1
-            # A FIFO or a device is no file that anybody exported.
+            # A FIFO or a device is not a file that anybody exported.
             return {
                 path[begin:]: info["size"] for path, info in found.items() if info["type"] == "file"
             }
@@ -210,6 +210,15 @@ class FsspecTarget:
         if told.get("type") == "directory":
             raise IsADirectoryError(self.url)
         return {name: told[name] for name in _MOMENT if name in told}
+
+    def move(self, source: str, name: str) -> bool:
+        """See `ports.Target`."""
+        with self._asking(f"move {source}"):
+            try:
+                self._rename(source, name)
+            except FileNotFoundError:
+                return False
+            return True
 
     def remove(self, names: Sequence[str]) -> None:
         """See `ports.Target`."""

@@ -20,6 +20,7 @@ import statestore as ss
 from statestore.kafka.partitioner import murmur2_partition
 from statestore.operations.audits.checks import AuditCheck
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import DEADLINE_S
 from tests.kafka import audit_pipelines
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import START_MS, App
@@ -92,7 +93,7 @@ class Audited:
         """A record in the store's log; the log's new end."""
         producer = Producer({"bootstrap.servers": self.app.kafka.bootstrap_servers})
         producer.produce(self.log(store), key=key, value=value, partition=partition)
-        assert producer.flush(30) == 0
+        assert producer.flush(DEADLINE_S) == 0
         return self.log_end(store, partition)
 
 

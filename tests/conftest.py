@@ -2,23 +2,16 @@
 
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from statestore.testing.local_kafka import LocalKafka
+pytest_plugins = ["tests.shared_kafka", "tests.tiers", "tests.times"]
 
-# Abandoned transactions are looked for every 10 s by default, what to compact every 15 s. Nobody
-# restarts this broker, but a test freezes it for 3 s: its own controller must not give it up.
-_SHARED = {
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
-    "log.cleaner.backoff.ms": 200,
-    "broker.session.timeout.ms": 30_000,
-}
 # What starts a broker, Spark or Airflow takes longer than the limit in pyproject.toml.
-TIMEOUT_S = {"slow": 3000, "airflow": 420, "spark": 300, "kafka": 180}
+TIMEOUT_S = {"slow": 3000, "airflow": 900, "spark": 900, "kafka": 600}
 
 # Set before a test module imports Spark or Airflow: Spark's workers run this interpreter, and
 # Airflow reads the repository's airflow.cfg and writes nothing into the user's home.
@@ -43,33 +36,14 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
-@pytest.fixture(scope="session")
-def kafka() -> Iterator[LocalKafka]:
-    """One broker for all modules that neither stop it nor want one of their own making.
-
-    They keep apart by the names of their topics and applications.
-    """
-    with LocalKafka(config=_SHARED) as broker:
-        yield broker
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Time limits by marker; modules in the order of theirs, as long ones had better begin first.
-
-    Where there are several processes, a module stays in one: its tests share a broker.
-    """
-    limits: dict[Path, int] = {}
+    """Time limits by marker."""
     for item in items:
-        if own := item.get_closest_marker("timeout"):
-            limit = own.args[0]
-        else:
-            limit = max(
-                (s for name, s in TIMEOUT_S.items() if item.get_closest_marker(name)), default=0
-            )
-            if limit:
-                item.add_marker(pytest.mark.timeout(limit))
-        limits[item.path] = max(limits.get(item.path, 0), limit)
-    items.sort(key=lambda item: -limits[item.path])
+        if item.get_closest_marker("timeout"):
+            continue
+        limits = [s for name, s in TIMEOUT_S.items() if item.get_closest_marker(name)]
+        if limits:
+            item.add_marker(pytest.mark.timeout(max(limits)))
 
 
 @pytest.hookimpl(wrapper=True)

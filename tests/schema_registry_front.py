@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from statestore.testing.kafka_node import HOST
+from tests.builders import DEADLINE_S
 from tests.certificates import Authority, Issued
 from tests.schema_registry_rig import Registry
 from tests.serving_rig import listening
@@ -64,7 +65,7 @@ def _app(url: str) -> Starlette:
     async def forward(request: Request) -> Response:
         if request.headers.get("authorization") != expected:
             return JSONResponse({"error_code": 40101, "message": "Unauthorized"}, 401)
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
             answer = await client.request(
                 request.method,
                 f"{behind.scheme}://{behind.netloc}{request.url.path}",

@@ -20,7 +20,7 @@ import psutil
 
 from statestore.testing.kafka_jars import scratch_dir
 from statestore.testing.kafka_node import HOST, end, reserved_ports
-from tests.builders import eventually
+from tests.builders import DEADLINE_S, eventually
 
 # The last version for Java 17. Its parent is in no public repository, so only `get` of this version
 # of the plugin fetches it: it reads no description of what it fetches.
@@ -70,7 +70,7 @@ class Registry:
         data = None if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": "application/vnd.schemaregistry.v1+json"}
         request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
             return msgspec.json.decode(answer.read())
 
     def register(self, subject: str, schema: str, kind: str = "AVRO") -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.test_times import measured, page, told_durations
 from statestore.faults import CrashPoint
 from statestore.operations.audits.checks import AuditCheck
 from statestore.settings import describe_settings
@@ -107,6 +108,67 @@ def test_no_function_is_longer_than_a_screen() -> None:
         if isinstance(node, FUNCTIONS)
     }
     assert {name: n for name, n in lengths.items() if n > FUNCTION_LINES_MAX} == {}
+
+
+# What a test waits with: these name a time in seconds, or have it as their last argument.
+WAITS = {
+    *("abort_transaction", "commit_transaction", "communicate", "flush"),
+    *("init_transactions", "join", "result", "wait", "wait_procs"),
+}
+TIMED = {*WAITS, *("eventually", "AsyncClient", "Client", "connect", "delete_topics", "FileLock")}
+TIMED |= {"list_offsets", "list_topics", "run", "urlopen"}
+IN_SECONDS = {"timeout", "deadline_s", "operation_timeout", "request_timeout"}
+
+
+def waited_s(call: ast.Call) -> Iterator[float]:
+    """How long a call waits, as far as a number says it; a pause of less than 1 s is not a wait."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    given = [word.value for word in call.keywords if word.arg in IN_SECONDS and name in TIMED]
+    if name in WAITS and isinstance(function, ast.Attribute):
+        given += call.args[-1:]
+    for value in given:
+        if isinstance(value, ast.Constant) and isinstance(value.value, (int, float)):
+            yield value.value
+
+
+def test_what_a_test_waits_for_has_a_minute_to_come() -> None:
+    short = [
+        f"{name}:{node.lineno} {ast.unparse(node)[:60]}"
+        for name, node in nodes("tests")
+        if isinstance(node, ast.Call) and "/bench/" not in name
+        if any(1 <= seconds < 60 for seconds in waited_s(node))
+    ]
+    assert short == [], "wait DEADLINE_S: a busy machine is slow"
+
+
+def test_no_test_judges_a_wall_clock() -> None:
+    """A lower bound is fine; an upper one makes a busy machine a defect."""
+    clock = re.compile(r"(?:monotonic|perf_counter|time)\(\) - \w+ <")
+    judged = [
+        f"{name}:{node.lineno} {ast.unparse(node.test)}"
+        for name, node in nodes("tests")
+        if isinstance(node, ast.Assert) and "/bench/" not in name
+        if clock.search(ast.unparse(node.test))
+    ]
+    assert judged == []
+
+
+def test_durations_in_contributing_are_those_measured() -> None:
+    kept = measured()
+    told = told_durations((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert told.keys() >= kept.keys()
+    apart = {
+        command: (told[command], run["seconds"])
+        for command, run in kept.items()
+        if abs(told[command] - run["seconds"]) > 0.3 * run["seconds"]
+    }
+    assert apart == {}, "python -m scripts.test_times write"
+
+
+def test_the_page_of_costs_is_what_was_measured() -> None:
+    shown = (ROOT / "docs" / "test-times.md").read_text(encoding="utf-8")
+    assert shown == page(measured()), "python -m scripts.test_times write"
 
 
 def test_the_library_does_not_sleep_print_or_ask_the_wall_clock() -> None:

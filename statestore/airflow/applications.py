@@ -55,7 +55,7 @@ class Application:
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.application_id):
             raise ValueError(
-                f"{self.application_id!r} is no application id: use up to 200 letters, digits, "
+                f"{self.application_id!r} is not an application id: use up to 200 letters, digits, "
                 "dots, dashes and underscores, and no dot at the start"
             )
         if not _PREFIX.fullmatch(self.dag_prefix or ""):
@@ -66,8 +66,8 @@ class Application:
         for key, value in self.settings.items():
             if shows_secret(key, value):
                 raise ValueError(
-                    f"{self.application_id}: the setting {key} is a secret, and a DAG file is no "
-                    "place for one: put it into a connection of Airflow (connection=), into the "
+                    f"{self.application_id}: the setting {key} is a secret, and a DAG file is not "
+                    "a place for one: put it into a connection of Airflow (connection=), into the "
                     "applications file, or pass '${VARIABLE}'"
                 )
         if self.settings.get(EXPORT_TARGET):

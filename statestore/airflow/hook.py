@@ -104,13 +104,13 @@ def settings_of(connection: Connection) -> dict[str, str]:
 
 
 def _extra(connection: Connection) -> Mapping[str, Any]:
-    """The extra; ValueError where Airflow takes what is no JSON for an empty one."""
+    """The extra; ValueError where Airflow takes what is not JSON for an empty one."""
     try:
         found = json.loads(connection.extra or "{}")
     except ValueError as error:
-        raise ValueError(f"its extra is no JSON: {error}") from error
+        raise ValueError(f"its extra is not JSON: {error}") from error
     if not isinstance(found, Mapping):
-        raise ValueError("its extra is no JSON object")  # noqa: TRY004  # as above
+        raise ValueError("its extra is not a JSON object")  # noqa: TRY004  # as above
     return connection.extra_dejson  # it masks what is secret by its name
 
 

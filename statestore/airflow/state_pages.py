@@ -1,11 +1,12 @@
 """The page of applications in Airflow's own frame, for users whom Airflow lets see it.
 
     /statestore/                                       all applications of the applications file
-    /statestore/applications/<id>[/stores/<store>]
+    /statestore/applications/<id>[/stores/<store>, /topics]
 
 Airflow does not guard what a plugin serves, so every route asks the auth manager: for the custom
-view `statestore`, and for `statestore_rows` where rows of a store are shown. What makes the pages
-is imported by name when the first one is asked for, because every part of Airflow loads plugins.
+view `statestore`, and for `statestore_rows` where rows of a store or records of a topic are shown.
+What makes the pages is imported by name when the first one is asked for, because every part of
+Airflow loads plugins.
 """
 
 import importlib
@@ -29,7 +30,7 @@ _SITE: Final = "statestore.ui.site"
 def add_pages(app: FastAPI) -> None:
     """Add the routes, each behind the permission for its view."""
     for path in Path:
-        view = ROWS if path is Path.STORE else VIEW
+        view = ROWS if path in {Path.STORE, Path.TOPICS} else VIEW
         app.add_api_route(
             path, _endpoint(path), dependencies=[Depends(_requires(view))], response_class=Response
         )

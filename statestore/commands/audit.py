@@ -22,6 +22,7 @@ from statestore.commands.progress import shown_progress
 from statestore.errors import StateStoreError, failure_fields
 from statestore.layout.audits import AuditRecord
 from statestore.layout.works import Unit
+from statestore.model.texts import number_text
 from statestore.operations.audits.audit import failure_line, require_pass
 from statestore.operations.audits.perform import audit
 from statestore.runtime import Runtime
@@ -85,10 +86,13 @@ def record_line(
 
 def print_record(record: AuditRecord) -> None:
     """Print the record for a person."""
-    table = Table("store", "rows", "rows of log", "equal", "superseded", "placed by")
+    unseen = any(store.unseen for store in record.stores)
+    counts = ["rows", "rows of log", "equal", "superseded", *(["unseen"] if unseen else [])]
+    table = Table("store", *counts, "placed by")
     for store in record.stores:
-        columns = (store.rows, store.rows_of_log, store.equal, store.superseded)
-        table.add_row(store.store, *map(str, columns), store.placement_text())
+        columns = [store.rows, store.rows_of_log, store.equal, store.superseded]
+        columns += [store.unseen] if unseen else []
+        table.add_row(store.store, *map(number_text, columns), store.placement_text())
     Console(file=sys.stdout).print(table)
     verdict, *why = record_lines(record)
     for line in (*why, verdict):

@@ -10,15 +10,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from statestore.model.texts import time_text
+from statestore.model.texts import field_text, time_text
 
 _TIME = "_ms"
+_SPAN = "_seconds"
 
 
 def print_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> None:
     """Print JSON lines, or a table on a terminal, or columns separated by tabs elsewhere.
 
-    Columns that end in `_ms` are times: people see them as ISO-8601, in UTC.
+    On a terminal, times, spans, sizes and counts are written for people, by the names of their
+    columns; elsewhere only times are, as ISO-8601 in UTC, so that programs can go on calculating.
     """
     if as_json:
         for row in rows:
@@ -26,13 +28,20 @@ def print_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> None:
         return
     listed = list(rows)
     columns = list(listed[0]) if listed else []
-    lines = [[_cell(column, row[column]) for column in columns] for row in listed]
     console = Console(file=sys.stdout)
+    cell = cell_text if console.is_terminal else _plain_cell
+    lines = [[cell(column, row[column]) for column in columns] for row in listed]
     if not console.is_terminal:
         for line in lines:
             click.echo("\t".join(line))
         return
     console.print(_table(columns, lines) if lines else "nothing")
+
+
+def cell_text(name: str, item: Any) -> str:
+    """The text of a field in a table for people."""
+    shown = field_text(name, item) if isinstance(item, int | float) else None
+    return text_of(item) if shown is None else shown
 
 
 def text_of(item: Any) -> str:
@@ -60,7 +69,7 @@ def plain(item: Any) -> Any:
     return dump(mode="json") if callable(dump) else str(item)
 
 
-def _cell(column: str, item: Any) -> str:
+def _plain_cell(column: str, item: Any) -> str:
     if isinstance(item, int) and column.endswith(_TIME):
         return time_text(item)
     return text_of(item)
@@ -69,7 +78,7 @@ def _cell(column: str, item: Any) -> str:
 def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
     table = Table()
     for column in columns:
-        table.add_column(column.removesuffix(_TIME).replace("_", " "))
+        table.add_column(column.removesuffix(_TIME).removesuffix(_SPAN).replace("_", " "))
     for line in lines:
         table.add_row(*map(Text, line))
     return table

@@ -15,8 +15,10 @@ import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from statestore.commands.arguments import RunArguments, parse_run, run_options
+from statestore.commands.printing import cell_text
 from statestore.commands.progress import shown_run
 from statestore.errors import HostFailure, failure_fields
 from statestore.extras import needed
@@ -271,5 +273,6 @@ def _unwritable(path: str, reason: str | None) -> HostFailure:
 def _print_table(title: str, rows: list[tuple[str, object]]) -> None:
     table = Table(title=title, show_header=False)
     for name, value in rows:
-        table.add_row(name, "" if value is None else str(value))
+        shown = str(value) if isinstance(value, bool) else cell_text(name, value)
+        table.add_row(name.replace("_seconds", "_time"), Text(shown))
     Console().print(table)

@@ -19,6 +19,7 @@ from statestore.commands.arguments import (
     relocate_options,
     state_options,
 )
+from statestore.commands.printing import cell_text
 from statestore.commands.progress import shown_progress
 from statestore.errors import Misuse, failure_fields
 from statestore.layout.works import Unit
@@ -187,12 +188,12 @@ def _move(move: Move) -> tuple[object, ...]:
 
 def _print(report: RelocationReport) -> None:
     """Print a table on a terminal, columns separated by tabs elsewhere, and then a summary."""
-    rows = [["" if cell is None else str(cell) for cell in row] for row in _rows(report)]
     console = Console(file=sys.stdout)
+    rows = [["" if cell is None else str(cell) for cell in row] for row in _rows(report)]
     if console.is_terminal and rows:
         table = Table(*_COLUMNS)
-        for row in rows:
-            table.add_row(*map(Text, row))
+        for row in _rows(report):
+            table.add_row(*(Text(cell_text(*each)) for each in zip(_COLUMNS, row, strict=True)))
         console.print(table)
     else:
         for row in rows:

@@ -25,7 +25,7 @@ from statestore.errors import (
 )
 from statestore.layout.audits import AuditVerdict
 from statestore.layout.works import WorkState
-from statestore.model.texts import held_text, span_text, time_text
+from statestore.model.texts import held_text, size_text, span_text, time_text
 from statestore.operations.lags import totals_of
 from statestore.operations.left_out import left_out_rows
 from statestore.operations.status import State, Status, StatusReader, TaskStatus
@@ -197,7 +197,7 @@ def _answers(found: Status) -> list[tuple[str, Text]]:
     if found.relocation:
         rows.append(("relocation", Text(found.relocation, "yellow")))
     if found.free_bytes is not None:
-        rows.append(("volume", Text(f"{found.free_bytes / 2**30:.1f} GiB free")))
+        rows.append(("volume", Text(f"{size_text(found.free_bytes)} free")))
     rows += [("not known", Text(problem, "red")) for problem in found.problems]
     rows.append(("looked at", Text(time_text(found.at_ms))))
     return rows

@@ -8,14 +8,14 @@ applications file names is asked. With `--raw` keys and values are bytes: whatev
 ASCII is shown as `\xNN`, and a KEY is written in the same way.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
+from statestore import serdes
 from statestore.commands.arguments import (
     PARTITION,
     StateArguments,
@@ -26,24 +26,20 @@ from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows, text_of
 from statestore.commands.typed_keys import serialized
 from statestore.errors import Misuse
-from statestore.model.ids import TaskId
 from statestore.model.modes import parse_time, to_ms
-from statestore.model.records import Serde
-from statestore.operations.at_rest import StoresAtRest
-from statestore.operations.pipelines import load_pipeline, serdes_of
+from statestore.operations.pipelines import load_pipeline
+from statestore.reading.decoding import Decoding
+from statestore.reading.desk import Desk, FoundRow
+from statestore.reading.questions import Range, VersionSpan
+from statestore.reading.views import StoreView
 from statestore.runtime import Runtime
-from statestore.stores import serdes
-from statestore.stores.codec import after_prefix
-from statestore.stores.kinds import AnyReader
+from statestore.stores.kinds.kind import AnyReader
+from statestore.stores.kinds.registry import GLOBAL
 from statestore.stores.reads import Entry, RowScan
-from statestore.stores.specs import AtRestSpec, KeyValueSpec, SessionSpec, WindowSpec
-from statestore.stores.versioned import layout as versioned_layout
-from statestore.stores.versioned.store import VersionedReader
 
 _WAYS_OUT = (
     "pass --pipeline module:function to decode with the serdes of the pipeline, or pass --raw"
 )
-_WITH_TIMES = (WindowSpec.kind, SessionSpec.kind)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 _raw_option = click.option("--raw", is_flag=True, help=r"Show bytes, as text with \xNN.")
 _pipeline_option = click.option(
@@ -62,7 +58,7 @@ def stores() -> None:
 @_json_option
 def list_stores_command(*, as_json: bool, **flags: Any) -> None:
     """List the stores on disk: where they are, how large, and how to decode them."""
-    at_rest = _at_rest(parse_state_arguments(flags))
+    at_rest = _desk(parse_state_arguments(flags)).at_rest
     rows = []
     for file in at_rest.files():
         known = file.deployed
@@ -83,7 +79,7 @@ def list_stores_command(*, as_json: bool, **flags: Any) -> None:
                 "store": shared.store,
                 "stream_task": None,
                 "bytes": shared.size_bytes,
-                "kind": "global",
+                "kind": GLOBAL.name,
                 "key_serde": said and said.key_serde,
                 "value_serde": said and said.value_serde,
             }
@@ -117,19 +113,19 @@ def get_command(
     **flags: Any,
 ) -> None:
     """Print the value of KEY in STORE; exit code 1 if there is none. TIME: ISO-8601 or epoch ms."""
-    looked = _looked_at(flags, store, partition, as_of=as_of)
-    face, time_ms = looked.face(raw=raw, pipeline=pipeline), _time_ms(as_of)
-    wanted = face.key(key)
-    found = looked.rows(lambda reader: _one(reader, wanted, time_ms), key=wanted)
-    with closing(found):
+    arguments, time_ms = parse_state_arguments(flags), _time_ms(as_of)
+    looked = _desk(arguments).look(store, partition, needs_times=time_ms is not None)
+    shown = _shown(looked.view, arguments, pipeline, raw=raw)
+    wanted = shown.key(key)
+    with closing(looked.rows(lambda reader: _one(reader, wanted, time_ms), key=wanted)) as found:
         row = next(found, None)
     if row is None:
         click.echo(f"store {store!r} has no key {key}", err=True)
         context.exit(1)
     elif as_json:
-        print_rows([face.fields(row)], as_json=True)
+        print_rows([shown.fields(row)], as_json=True)
     else:
-        click.echo(text_of(face.value_of(row)))
+        click.echo(text_of(shown.value_of(row)))
 
 
 @stores.command("history")
@@ -169,20 +165,19 @@ def history_command(
     With HI those of all keys with KEY <= key <= HI by bytes, without KEY those of all keys,
     partition by partition.
     """
-    looked = _looked_at(flags, store, partition, kind=versioned_layout.KIND)
-    face = looked.face(raw=raw, pipeline=pipeline)
-    from_ms, to_ms = _time_ms(first), _time_ms(last)
+    arguments, from_ms, to_ms = parse_state_arguments(flags), _time_ms(first), _time_ms(last)
+    looked = _desk(arguments).look(store, partition, needs_history=True)
+    shown = _shown(looked.view, arguments, pipeline, raw=raw)
     if from_ms is not None and to_ms is not None and from_ms > to_ms:
         raise Misuse(f"--from {first} is after --to {last}: swap them")
-    low, high, beyond = _bounds(face, key, key if hi is None else hi, prefix)
-
-    def ask(reader: AnyReader) -> RowScan[Entry]:
-        assert isinstance(reader, VersionedReader)
-        return reader.versions(low, high, from_ms=from_ms, to_ms=to_ms, ascending=ascending)
-
-    with closing(looked.rows(ask)) as found:
-        rows = (face.fields(row) for row in found if row.entry.key != beyond)
-        print_rows(rows, as_json=as_json)
+    wanted = Range(
+        lo=shown.optional_key(key),
+        hi=shown.optional_key(key if hi is None else hi),
+        prefix=shown.optional_key(prefix),
+        times=VersionSpan(first_ms=from_ms, last_ms=to_ms, ascending=ascending),
+    )
+    with closing(looked.range(wanted)) as found:
+        print_rows(map(shown.fields, found), as_json=as_json)
 
 
 @stores.command("range")
@@ -224,12 +219,18 @@ def range_command(
     Of a store with history they are the latest versions, or those valid as of TIME; of a store with
     windows, all windows of the keys, by start.
     """
-    looked = _looked_at(flags, store, partition, as_of=as_of)
-    face, time_ms = looked.face(raw=raw, pipeline=pipeline), _time_ms(as_of)
-    low, high, beyond = _bounds(face, lo, hi, prefix)
-    found = looked.rows(lambda reader: reader.entries(low, high, as_of_ms=time_ms, reverse=reverse))
-    with closing(found):
-        rows = (face.fields(row) for row in found if row.entry.key != beyond)
+    arguments, time_ms = parse_state_arguments(flags), _time_ms(as_of)
+    looked = _desk(arguments).look(store, partition, needs_times=time_ms is not None)
+    shown = _shown(looked.view, arguments, pipeline, raw=raw)
+    wanted = Range(
+        lo=shown.optional_key(lo),
+        hi=shown.optional_key(hi),
+        prefix=shown.optional_key(prefix),
+        reverse=reverse,
+        as_of_ms=time_ms,
+    )
+    with closing(looked.range(wanted)) as found:
+        rows = map(shown.fields, found)
         print_rows(islice(rows, limit) if limit else rows, as_json=as_json)
         if limit and next(rows, None) is not None:
             click.echo(f"there are more than {limit} rows: pass --limit", err=True)
@@ -246,9 +247,9 @@ def count_command(*, store: str, partition: int | None, as_json: bool, **flags: 
     Of a store with history these are the keys that have a value now; of one with windows, the
     windows of all keys.
     """
-    looked = _looked_at(flags, store, partition)
+    looked = _desk(parse_state_arguments(flags)).look(store, partition)
     counts = dict.fromkeys(looked.tasks, 0)
-    for row in looked.rows(lambda reader: reader.entries()):
+    for row in looked.range(Range()):
         counts[row.task] += 1
     total = sum(counts.values())
     if as_json:
@@ -273,7 +274,7 @@ def offsets_command(*, store: str | None, as_json: bool, **flags: Any) -> None:
             "offset_next": offset if offsets is found.changelog else None,
             "offset_last": offset if offsets is found.position else None,
         }
-        for found in _at_rest(parse_state_arguments(flags)).offsets(store)
+        for found in _desk(parse_state_arguments(flags)).at_rest.offsets(store)
         for offsets in (found.changelog, found.position)
         for tp, offset in sorted(offsets.items())
     ]
@@ -281,175 +282,61 @@ def offsets_command(*, store: str | None, as_json: bool, **flags: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Face:
-    """How keys and values of one store are written and shown."""
+class _Shown:
+    """How keys of one store are typed on a command line, and how its rows are printed."""
 
-    store: str
-    key_serde: Serde[Any]
-    value_serde: Serde[Any]
+    decoding: Decoding
 
     def key(self, text: str) -> bytes:
         """Convert a key from text to bytes; Misuse says what was expected."""
-        try:
-            return serialized(text, self.key_serde)
-        except Exception as error:
-            raise Misuse(
-                f"key {text!r} of store {self.store!r} is no {self.key_serde.name} ({error}): "
-                "write one, or pass --raw"
-            ) from error
+        return self.decoding.key(text, serialized)
 
-    def fields(self, row: "_Row") -> dict[str, Any]:
+    def optional_key(self, text: str | None) -> bytes | None:
+        """The same where none has to be given."""
+        return None if text is None else self.key(text)
+
+    def fields(self, row: FoundRow) -> dict[str, Any]:
         """The row as a line of JSON."""
-        key = self._shown("key", row.entry.key, self.key_serde)
+        key = _printable(self.decoding.decoded_key(row.entry.key))
         task = None if row.task is None else str(row.task)
         line = {"stream_task": task, "key": key, "value": self.value_of(row)}
         return line | dict(zip(row.span_names, row.entry[2:], strict=False))
 
-    def value_of(self, row: "_Row") -> Any:
+    def value_of(self, row: FoundRow) -> Any:
         """The decoded value."""
-        return self._shown("value", row.entry.value, self.value_serde)
-
-    def _shown(self, side: str, data: bytes, serde: Serde[Any]) -> Any:
-        if serde is serdes.BYTES:
-            return serdes.printable(data)
-        try:
-            return serde.deserialize(data)
-        except Exception as error:
-            shown = serdes.printable(data)
-            raise Misuse(
-                f"store {self.store!r}: the {side} {shown} is no {serde.name} ({error}): "
-                f"{_WAYS_OUT}"
-            ) from error
+        return _printable(self.decoding.decoded_value(row.entry.value))
 
 
-def _at_rest(arguments: StateArguments) -> StoresAtRest:
-    looked = StoresAtRest(Runtime(arguments.settings()))
-    click.get_current_context().call_on_close(looked.close)
-    return looked
+def _printable(item: Any) -> Any:
+    return serdes.printable(item) if isinstance(item, bytes) else item
 
 
-class _Row(NamedTuple):
-    """A row of one stream task's store, and what the two times of its entry are called.
-
-    `task` None: of the store of a global table.
-    """
-
-    task: TaskId | None
-    span_names: tuple[str, ...]
-    entry: Entry
+def _desk(arguments: StateArguments) -> Desk:
+    desk = Desk(Runtime(arguments.settings()))
+    click.get_current_context().call_on_close(desk.close)
+    return desk
 
 
-@dataclass(frozen=True)
-class _LookedAt:
-    """One store of an application, read in bytes.
-
-    `tasks` has None for the store of a global table.
-    """
-
-    arguments: StateArguments
-    at_rest: StoresAtRest
-    spec: AtRestSpec
-    tasks: Sequence[TaskId | None]
-
-    def rows(
-        self, ask: Callable[[AnyReader], RowScan[Entry]], *, key: bytes | None = None
-    ) -> Generator[_Row, None, None]:
-        """What `ask` gets from the reader of each stream task, in turn.
-
-        `key`: begin where this key should lie.
-        """
-        tasks: Iterable[TaskId | None] = self.tasks
-        if key is not None:
-            tasks = self.at_rest.likely_first(self.spec.name, self.tasks, key)
-        for task in tasks:
-            with self._reader(task) as reader, ask(reader) as found:
-                for entry in found:
-                    yield _Row(task, reader.span_names, entry)
-
-    def _reader(self, task: TaskId | None) -> AbstractContextManager[AnyReader]:
-        if task is None:
-            return self.at_rest.global_reader(self.spec.name)
-        return self.at_rest.reader(task, self.spec)
-
-    def face(self, *, raw: bool, pipeline: str | None) -> _Face:
-        """How its keys and values are shown; Misuse if nothing says so."""
-        store = self.spec.name
-        if raw:
-            if pipeline is not None:
-                raise Misuse("pass --raw, or --pipeline for its serdes, not both")
-            return _Face(store, serdes.BYTES, serdes.BYTES)
-        if pipeline is not None:
-            return self._face_of(pipeline)
-        configured = self.arguments.pipeline()
-        deployed = self.at_rest.deployed
-        known = deployed.stores.get(store) or deployed.global_stores.get(store)
-        if known is None:
-            if configured is not None:
-                return self._face_of(configured)
-            raise Misuse(
-                f"store {store!r} is not in the topology deployed last, so nothing says how to "
-                f"decode it: {_WAYS_OUT}"
-            )
-        windows = serdes.of_windowed(known.key_serde)
-        keys = known.key_serde if windows is None else windows.inner
-        try:
-            return _Face(store, serdes.by_name(keys), serdes.by_name(known.value_serde))
-        except Misuse as error:
-            if configured is not None:
-                return self._face_of(configured)
-            raise Misuse(f"store {store!r}: {error}: {_WAYS_OUT}") from error
-
-    def _face_of(self, pipeline: str) -> _Face:
-        """What the pipeline's own serdes show."""
-        store = self.spec.name
-        found = serdes_of(load_pipeline(pipeline), store, self.arguments.application_id)
-        return _Face(store, found.key, found.value)
-
-
-def _looked_at(
-    flags: dict[str, Any],
-    store: str,
-    partition: int | None,
-    *,
-    kind: str | None = None,
-    as_of: str | None = None,
-) -> _LookedAt:
-    """The store, as the deployed topology describes it; a time asks for one with history."""
-    arguments = parse_state_arguments(flags)
-    at_rest = _at_rest(arguments)
-    if store in at_rest.deployed.global_stores:
-        if as_of is not None or kind is not None or partition:
-            raise Misuse(
-                f"store {store!r} is that of a global table: it has one part and no history: leave "
-                "out times and --partition"
-            )
-        spec = KeyValueSpec(store, serdes.BYTES, serdes.BYTES)
-        return _LookedAt(arguments, at_rest, spec, [None])
-    known = at_rest.deployed.stores.get(store)
-    if as_of is not None and (known is None or known.kind not in _WITH_TIMES):
-        kind = versioned_layout.KIND
-    wanted = kind or (KeyValueSpec.kind if known is None else known.kind)
-    tasks = at_rest.find(store, partition, kind=wanted)
-    return _LookedAt(arguments, at_rest, at_rest.spec_in_bytes(store, kind=kind), tasks)
+def _shown(
+    view: StoreView, arguments: StateArguments, pipeline: str | None, *, raw: bool
+) -> _Shown:
+    """How a store is shown; Misuse if nothing says so."""
+    if raw and pipeline is not None:
+        raise Misuse("pass --raw, or --pipeline for its serdes, not both")
+    topology = None if pipeline is None else load_pipeline(pipeline)
+    try:
+        found = view.serdes(_WAYS_OUT, raw=raw, topology=topology)
+    except Misuse:
+        configured = arguments.pipeline()
+        if topology is not None or configured is None:
+            raise
+        found = view.serdes(_WAYS_OUT, topology=load_pipeline(configured))
+    return _Shown(Decoding(view.name, found, _WAYS_OUT))
 
 
 def _one(reader: AnyReader, key: bytes, time_ms: int | None) -> RowScan[Entry]:
     found = reader.find(key, time_ms)
     return RowScan(iter(() if found is None else (found,)), lambda: None)
-
-
-def _bounds(
-    face: _Face, lo: str | None, hi: str | None, prefix: str | None
-) -> tuple[bytes | None, bytes | None, bytes | None]:
-    """Return the lowest key, the highest one, and a key that is not part of the range."""
-    if prefix is None:
-        low, high = (None if end is None else face.key(end) for end in (lo, hi))
-        return low, high, None
-    if lo is not None:
-        raise Misuse("pass keys, or --prefix, not both")
-    low = face.key(prefix)
-    beyond = after_prefix(low)
-    return low, beyond, beyond
 
 
 def _time_ms(text: str | None) -> int | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from statestore import serdes
 from statestore.model.records import Serde
-from statestore.stores import serdes
 
 
 def serialized(text: str, serde: Serde[Any]) -> bytes:

@@ -88,7 +88,7 @@ def _link(path: Path, target: Path) -> None:
 
 def _copy(path: Path, target: Path) -> None:
     if path.suffix not in DATA and path.stat().st_size > DESCRIPTION_MAX:
-        raise OSError(errno.EFBIG, f"{path.name} is no file of RocksDB, which are smaller")
+        raise OSError(errno.EFBIG, f"{path.name} is not a file of RocksDB, which are smaller")
     shutil.copyfile(path, target)
 
 

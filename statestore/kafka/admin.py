@@ -4,6 +4,8 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from time import monotonic
 from typing import Any, TypeVar
 
 import tenacity
@@ -60,17 +62,18 @@ class Admin:
 
     def connect(self) -> list[int]:
         """Wait for a connection and for metadata of the cluster; return its brokers' ids."""
+        since_s = monotonic()
         try:
             return connect(self.client, self.timeout_s)
         except KafkaException as failure:
-            raise self._error(failure, "reach the cluster") from failure
+            raise self._error(failure, "reach the cluster", since_s) from failure
 
-    def answer(self, pending: "Future[T]", doing: str) -> T:
-        """Return the result of a request, or raise its error as a StateStoreError."""
+    def answer(self, pending: "Future[T]", doing: str, *, since_s: float) -> T:
+        """Return the result of a request made at `since_s`, or raise its StateStoreError."""
         try:
             return pending.result()
         except (KafkaException, ValueError) as failure:
-            raise self._error(failure, doing) from failure
+            raise self._error(failure, doing, since_s) from failure
 
     def offsets(
         self, tps: Sequence[TopicPartition], spec: OffsetSpec, doing: str
@@ -78,7 +81,7 @@ class Admin:
         """Return the offset that `spec` describes among committed records; -1 if there is none."""
         if not tps:
             return {}
-        asked = {KafkaPartition(*tp): spec for tp in tps}
+        asked, since_s = {KafkaPartition(*tp): spec for tp in tps}, monotonic()
 
         def request() -> Answers[KafkaPartition]:
             return self.client.list_offsets(
@@ -88,25 +91,25 @@ class Admin:
             )
 
         def should_retry(pending: Answers[KafkaPartition]) -> bool:
-            return self._leaders_move(pending) or any(map(_is_lost, pending.values()))
+            return any(map(_is_lost, pending.values()))
 
         found: dict[TopicPartition, int] = {}
-        for tp, future in self.settled(request, should_retry).items():
+        for tp, future in self.of_leaders(request, should_retry).items():
             if failed_with(future, KafkaError._NOENT):
                 raise self._leaderless(tps, doing)
-            answer = self.answer(future, f"{doing} of {tp.topic}-{tp.partition}")
+            answer = self.answer(future, f"{doing} of {tp.topic}-{tp.partition}", since_s=since_s)
             if _is_lost(future):
-                raise unanswered(self._settings, self._trouble, doing, timeout_s=self.timeout_s)
+                raise unanswered(self._settings, self._trouble, doing, since_s=since_s)
             found[TopicPartition(tp.topic, tp.partition)] = answer.offset
         return found
 
     def topics(self) -> list[str]:
         """Return the names of all topics that may be described."""
-        doing = "list the topics"
+        doing, since_s = "list the topics", monotonic()
         try:
             listed = self.client.list_topics(timeout=self.timeout_s).topics
         except KafkaException as failure:
-            raise self._error(failure, doing) from failure
+            raise self._error(failure, doing, since_s) from failure
         return sorted(listed)
 
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
@@ -117,13 +120,14 @@ class Admin:
         """Return the descriptions of the topics that exist."""
         if not topics:
             return {}
+        since_s = monotonic()
         pending = self.client.describe_topics(
             TopicCollection(list(topics)), request_timeout=self.timeout_s
         )
         found = {}
         for name, future in pending.items():
             if not failed_with(future, KafkaError.UNKNOWN_TOPIC_OR_PART):
-                found[name] = self.answer(future, f"describe topic {name}")
+                found[name] = self.answer(future, f"describe topic {name}", since_s=since_s)
         return found
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
@@ -145,19 +149,39 @@ class Admin:
             retry_error_callback=last_result,
         )(request)
 
+    def of_leaders(
+        self,
+        request: Callable[[], Answers[KafkaPartition]],
+        should_retry: Callable[[Answers[KafkaPartition]], bool] = lambda _pending: False,
+    ) -> Answers[KafkaPartition]:
+        """Return the answers of the partitions' leaders; ask again while leaders move."""
+        return self.settled(request, lambda all_: self._leaders_move(all_) or should_retry(all_))
+
     def _leaders_move(self, pending: Answers[KafkaPartition]) -> bool:
-        if any(is_transient(future.exception()) for future in pending.values()):
+        moved = [tp.topic for tp, asked in pending.items() if is_transient(asked.exception())]
+        if moved:
+            self._look_up_leaders(sorted(set(moved)))
             return True
         # New topics have no leader for a moment; topics that do not exist never have one.
         leaderless = any(failed_with(future, KafkaError._NOENT) for future in pending.values())
         topics = {tp.topic for tp in pending}
         return leaderless and len(self.partitions(sorted(topics))) == len(topics)
 
-    def _error(self, failure: Exception, doing: str) -> StateStoreError:
+    def _look_up_leaders(self, topics: Sequence[str]) -> None:
+        """Let the client forget the leaders, and their epochs, that it knows of these topics.
+
+        By itself it asks about them again when a connection is lost, and otherwise minutes later;
+        until then it gives a leader that was elected again the old epoch, and is refused.
+        """
+        for topic in topics:
+            with suppress(KafkaException):  # The next request says what is wrong.
+                self.client.list_topics(topic, self.timeout_s)
+
+    def _error(self, failure: Exception, doing: str, since_s: float) -> StateStoreError:
         if not is_unanswered(failure):
             return translated(failure, doing)
         self.client.poll(0)
-        return unanswered(self._settings, self._trouble, doing, timeout_s=self.timeout_s)
+        return unanswered(self._settings, self._trouble, doing, since_s=since_s)
 
     def _leaderless(self, tps: Sequence[TopicPartition], doing: str) -> StateStoreError:
         """Return TopicMissing if a topic does not exist, else Unavailable.

@@ -184,7 +184,8 @@ class _BrokerCall:
         Unavailable otherwise, because the next attempt may succeed.
         """
         why = "" if self._complaint is None else f" ({self._complaint.str()})"
-        said = f"the audit could not {self._doing}: nothing came for {self._timeout_s:g} s{why}"
+        silent_s = round(monotonic() - self._heard_s, 1)
+        said = f"the audit could not {self._doing}: nothing came for {silent_s:g} s{why}"
         if self._complaint is not None and self._complaint.code() == KafkaError._AUTHENTICATION:
             raise InvalidSetting(f"{said}: correct sasl.username and sasl.password")
         raise Unavailable(f"{said}: are the brokers up?")

@@ -9,6 +9,7 @@ correctness depends are fixed, and setting them is refused. The clients' log goe
 
 import logging
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -183,14 +184,21 @@ def connect(client: Producer | AdminClient, timeout_s: float) -> list[int]:
 
 
 def unanswered(
-    settings: Settings, trouble: Trouble, doing: str, *, timeout_s: float | None = None
+    settings: Settings, trouble: Trouble, doing: str, *, since_s: float
 ) -> StateStoreError:
-    """Return the error for a call that timed out, by default after the settings' timeout."""
-    seconds = settings.request_timeout_ms / 1000 if timeout_s is None else timeout_s
+    """Return the error for a call that began at `since_s` and was not answered until now.
+
+    A client may give up long before its time, when a connection breaks.
+    """
     return trouble.failure(
-        f"could not {doing}: {settings.bootstrap_servers} did not answer within {seconds:g} s"
+        f"could not {doing}: {settings.bootstrap_servers} did not answer for {waited(since_s)}"
         f"{trouble}: are the brokers up and reachable?"
     )
+
+
+def waited(since_s: float) -> str:
+    """Return how long ago that was, for a message."""
+    return f"{round(monotonic() - since_s, 1):g} s"
 
 
 def _config(

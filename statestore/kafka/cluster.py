@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import tenacity
@@ -96,14 +97,15 @@ class KafkaCluster:
         """Return the effective settings, explicit or default, of topics that exist."""
         if not topics:
             return {}
-        admin = self._admin
+        admin, since_s = self._admin, monotonic()
         asked = admin.client.describe_configs(
             [ConfigResource(ResourceType.TOPIC, topic) for topic in topics],
             request_timeout=admin.timeout_s,
         )
         found: dict[str, Mapping[str, str]] = {}
         for resource, pending in asked.items():
-            entries = admin.answer(pending, f"read the settings of {resource.name}")
+            doing = f"read the settings of {resource.name}"
+            entries = admin.answer(pending, doing, since_s=since_s)
             found[resource.name] = {key: entry.value or "" for key, entry in entries.items()}
         return found
 
@@ -118,12 +120,13 @@ class KafkaCluster:
         before = int(self.topic_settings([topic])[topic][key])
         if before < lag_ms:
             entry = ConfigEntry(key, str(lag_ms), incremental_operation=AlterConfigOpType.SET)
+            since_s = monotonic()
             wanted = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
             altered = admin.client.incremental_alter_configs(
                 [wanted], request_timeout=admin.timeout_s
             )
             (done,) = altered.values()
-            admin.answer(done, f"raise {key} of {topic}")
+            admin.answer(done, f"raise {key} of {topic}", since_s=since_s)
         return before
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
@@ -159,12 +162,14 @@ class KafkaCluster:
         """Purge records below these offsets."""
         if not offsets:
             return
-        pending = self._admin.client.delete_records(
-            [KafkaPartition(*tp, at) for tp, at in offsets.items()],
-            request_timeout=self._admin.timeout_s,
+        admin, since_s = self._admin, monotonic()
+        asked = [KafkaPartition(*tp, at) for tp, at in offsets.items()]
+        pending = admin.of_leaders(
+            lambda: admin.client.delete_records(asked, request_timeout=admin.timeout_s)
         )
         for tp, future in pending.items():
-            self._admin.answer(future, f"purge {tp.topic}-{tp.partition} below {tp.offset}")
+            doing = f"purge {tp.topic}-{tp.partition} below {tp.offset}"
+            admin.answer(future, doing, since_s=since_s)
 
     def remove(self, topics: Sequence[str], group_id: str) -> None:
         """Remove these topics and the group's offsets; those that are already gone are ignored."""
@@ -223,6 +228,7 @@ class KafkaCluster:
             failures = [future.exception() for future in pending.values()]
             return any(is_unanswered(failure) or is_transient(failure) for failure in failures)
 
+        since_s = monotonic()
         try:
             pending = self._admin.settled(request, should_retry)
         except KafkaException as failure:
@@ -230,7 +236,7 @@ class KafkaCluster:
         for name, future in pending.items():
             # Another driver may have created it; its partition count is compared like any other.
             if not failed_with(future, KafkaError.TOPIC_ALREADY_EXISTS):
-                self._admin.answer(future, f"create topic {name}")
+                self._admin.answer(future, f"create topic {name}", since_s=since_s)
 
     def _await_partitions(self, topics: Sequence[TopicSpec]) -> dict[str, int]:
         """Wait until the brokers' metadata has the topics, a moment after they were created."""
@@ -278,11 +284,11 @@ def judge_timeout(timeout_ms: int, broker_settings: Mapping[str, str | None]) ->
 
 
 def _broker_settings(admin: Admin, node_id: int) -> Mapping[str, str | None] | None:
-    resource = ConfigResource(ResourceType.BROKER, str(node_id))
+    resource, since_s = ConfigResource(ResourceType.BROKER, str(node_id)), monotonic()
     (pending,) = admin.client.describe_configs([resource], request_timeout=admin.timeout_s).values()
     if failed_with(pending, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
         return None
-    entries = admin.answer(pending, f"read the settings of broker {node_id}")
+    entries = admin.answer(pending, f"read the settings of broker {node_id}", since_s=since_s)
     return {name: entry.value for name, entry in entries.items()}
 
 

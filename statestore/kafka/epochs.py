@@ -158,7 +158,8 @@ class _Opening:
         self._cancelled = cancelled
         self._patience_s = _PATIENCE_S
         self._refused: KafkaException | None = None
-        self._deadline_s = monotonic() + settings.request_timeout_ms / 1000
+        self._since_s = monotonic()
+        self._deadline_s = self._since_s + settings.request_timeout_ms / 1000
 
     def run(self, turn: Turn | None, last: Sender | None) -> Sender:
         """Open the id; `turn` is None if this owner has not used it before."""
@@ -240,7 +241,7 @@ class _Opening:
         if left_s <= 0:
             if self._refused is not None and not is_unanswered(self._refused):
                 raise translated(self._refused, self._doing) from self._refused
-            raise unanswered(self._settings, self._trouble, self._doing)
+            raise unanswered(self._settings, self._trouble, self._doing, since_s=self._since_s)
         return min(left_s, _SLICE_S)
 
     @property
@@ -268,12 +269,12 @@ def _abort_one(settings: Settings, transactional_id: str) -> None:
     }
     timeout_s = settings.request_timeout_ms / 1000
     client = producer(settings, properties, trouble)
-    doing = f"abort the open transaction of {transactional_id}"
+    doing, since_s = f"abort the open transaction of {transactional_id}", monotonic()
     try:
         connect(client, timeout_s)
         client.init_transactions(timeout_s)
     except KafkaException as failure:
         run_callbacks(client)
         if is_unanswered(failure):
-            raise unanswered(settings, trouble, doing) from failure
+            raise unanswered(settings, trouble, doing, since_s=since_s) from failure
         raise translated(failure, doing) from failure

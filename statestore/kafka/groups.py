@@ -1,5 +1,6 @@
 """Reads the committed offsets of a consumer group, and waits until no transaction is pending."""
 
+import json
 from collections.abc import Sequence
 from contextlib import closing
 from time import monotonic
@@ -10,12 +11,13 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import Unavailable
-from statestore.kafka.clients import Trouble, consumer, unanswered
+from statestore.kafka.clients import Trouble, consumer, unanswered, waited
 from statestore.kafka.errors import error_for, is_transient, is_unanswered, translated
 from statestore.model.ids import TopicPartition
 from statestore.ports import GroupOffset
 from statestore.settings import Settings
 
+_JSON = json.JSONDecoder()
 _PAUSE_S = 0.03
 # A client that the coordinator refuses waits silently, so its events are checked this often.
 _EVENTS_S = 2.0
@@ -44,7 +46,8 @@ class GroupClient:
         """Return the committed offsets; wait for the coordinator and, if stable, transactions."""
         doing = f"read the committed offsets of group {self._group_id}"
         timeout_s = self._settings.request_timeout_ms / 1000
-        asked, until_s = [KafkaPartition(*tp) for tp in tps], monotonic() + timeout_s
+        asked, since_s = [KafkaPartition(*tp) for tp in tps], monotonic()
+        until_s = since_s + timeout_s
 
         def ask() -> list[KafkaPartition]:
             left_s = max(until_s - monotonic(), _PAUSE_S)
@@ -54,23 +57,30 @@ class GroupClient:
                 self._raise_refusal(doing)
                 raise
 
+        # UnicodeDecodeError: see `metadata_of`.
         try:
             found: list[KafkaPartition] = tenacity.Retrying(
                 stop=tenacity.stop_after_delay(timeout_s),
                 wait=tenacity.wait_fixed(_PAUSE_S),
                 retry=tenacity.retry_if_result(_any_unstable)
                 | tenacity.retry_if_exception(is_transient)
-                | tenacity.retry_if_exception(is_unanswered),
+                | tenacity.retry_if_exception(is_unanswered)
+                | tenacity.retry_if_exception_type(UnicodeDecodeError),
                 retry_error_callback=last_result,
             )(ask)
+        except UnicodeDecodeError as failure:
+            raise Unavailable(
+                f"could not {doing} within {timeout_s:g} s: the client cannot decode their "
+                "metadata: start again; if that does not help, another program writes to the group"
+            ) from failure
         except KafkaException as failure:
             if not is_transient(failure) and not is_unanswered(failure):
                 raise translated(failure, doing) from failure
             self._client.poll(0)
             if self._trouble:
-                raise unanswered(self._settings, self._trouble, doing) from failure
+                raise unanswered(self._settings, self._trouble, doing, since_s=since_s) from failure
             raise Unavailable(
-                f"could not {doing} within {timeout_s:g} s: its coordinator is not ready, or a "
+                f"could not {doing} within {waited(since_s)}: its coordinator is not ready, or a "
                 "transaction with such offsets is open: wait for its owner to finish, or for the "
                 "broker to abort it after transaction.timeout.ms"
             ) from failure
@@ -102,8 +112,23 @@ def read_group(
             raise error_for(tp.error, f"read the committed offset of {tp.topic}-{tp.partition}")
         if tp.offset >= 0:
             at = TopicPartition(tp.topic, tp.partition)
-            committed[at] = GroupOffset(tp.offset, tp.metadata or "")
+            committed[at] = GroupOffset(tp.offset, metadata_of(tp))
     return committed
+
+
+def metadata_of(committed: KafkaPartition) -> str:
+    """Return the metadata of a committed offset without bytes that the client put behind its end.
+
+    The client (confluent-kafka 2.16) reads metadata up to a zero byte, but librdkafka copies it
+    without one, so that foreign bytes may follow; they may even not be text, which is asked again.
+    All metadata of ours are JSON objects.
+    """
+    metadata: str = committed.metadata or ""
+    try:
+        _, end = _JSON.raw_decode(metadata)
+    except ValueError:
+        return metadata
+    return metadata[:end]
 
 
 def last_result(state: tenacity.RetryCallState) -> Any:

@@ -3,6 +3,7 @@
 It joins no group, waits for no transaction, and gives up soon if no broker answers.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -14,12 +15,13 @@ from statestore.kafka.source import KafkaSource
 from statestore.model import time_marks
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
-from statestore.model.records import BYTES
-from statestore.ports import Bounds, InputFacts
+from statestore.model.records import BYTES, Record
+from statestore.ports import Bounds, FoundRecords, InputFacts
 from statestore.settings import Settings
 
 _PATIENCE_MS = 10_000
 _WAIT_MS = 200
+_RECORDS_AT_ONCE = 500
 _TAIL = 200
 """How many of the last offsets are read to find the newest timestamp."""
 # One record of each partition is needed; records fetched beyond it are discarded.
@@ -79,6 +81,23 @@ class KafkaMonitoringClient:
             found[tp] = InputFacts(bounds[tp], committed.get(tp), next_ms, last_ms)
         return found
 
+    def records(
+        self, spans: Mapping[TopicPartition, Bounds], *, each_max: int, bytes_max: int
+    ) -> FoundRecords:
+        """Return the first committed records of each span; see `ports.MonitoringClient`."""
+        left = {tp: span for tp, span in spans.items() if span.end > span.start}
+        looked = _Looked(left, each_max, bytes_max)
+        if not left:
+            return looked.found()
+        deadline_s = monotonic() + self._settings.request_timeout_ms / 1000
+        with closing(KafkaSource(self._settings, group_id=self._settings.application_id)) as source:
+            source.start({tp: span.start for tp, span in left.items()})
+            while looked.wants_more() and monotonic() < deadline_s:
+                for batch in source.poll(_RECORDS_AT_ONCE, _WAIT_MS):
+                    looked.take(batch)
+                source.pause(looked.ended(source.position))
+        return looked.found()
+
     def close(self) -> None:
         """Close the connections."""
         self._admin.close()
@@ -123,6 +142,57 @@ def _times_of(batch: Batch) -> list[int]:
     keys, values = batch.keys.encoded(BYTES), batch.values.encoded(BYTES)
     marks = set(time_marks.places_of(keys, values))
     return [time for i, time in enumerate(batch.timestamps) if i not in marks]
+
+
+class _Looked:
+    """The records of some spans that people look at, within the limits that were given."""
+
+    def __init__(
+        self, spans: Mapping[TopicPartition, Bounds], each_max: int, bytes_max: int
+    ) -> None:
+        self._left = dict(spans)
+        self._each_max = each_max
+        self._bytes_left = bytes_max
+        self._counts = Counter[TopicPartition]()
+        self._records: list[Record[bytes | None, bytes | None]] = []
+
+    def wants_more(self) -> bool:
+        return bool(self._left) and self._bytes_left > 0
+
+    def take(self, batch: Batch) -> None:
+        """Take what the spans have of a batch, without time marks."""
+        keys, values = batch.keys.encoded(BYTES), batch.values.encoded(BYTES)
+        marks = set(time_marks.places_of(keys, values))
+        for place, record in enumerate(batch.records()):
+            tp = TopicPartition(record.topic or "", record.partition or 0)
+            at = -1 if record.offset is None else record.offset
+            if place in marks or tp not in self._left or at >= self._left[tp].end:
+                continue
+            if self._counts[tp] < self._each_max and self._bytes_left > 0:
+                self._records.append(record)
+                self._counts[tp] += 1
+                self._bytes_left -= _size_of(record)
+
+    def ended(self, position: Callable[[TopicPartition], int]) -> list[TopicPartition]:
+        """Return the partitions of which no more is wanted, once; none if the bytes ran out."""
+        if self._bytes_left <= 0:
+            return []
+        done = [
+            tp
+            for tp, span in self._left.items()
+            if self._counts[tp] >= self._each_max or position(tp) >= span.end
+        ]
+        for tp in done:
+            del self._left[tp]
+        return done
+
+    def found(self) -> FoundRecords:
+        return FoundRecords(self._records, sorted(self._left))
+
+
+def _size_of(record: Record[bytes | None, bytes | None]) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
 
 
 def _first(before: int | None, times: Sequence[int]) -> int:

@@ -8,22 +8,30 @@ transaction. An outbox is used by one thread.
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from time import monotonic
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import CommitUnknown, Fenced, Misuse, StateStoreError, Unavailable
-from statestore.kafka.clients import TRANSACTION_LOG, Properties, Trouble, consumer, unanswered
+from statestore.kafka.clients import (
+    TRANSACTION_LOG,
+    Properties,
+    Trouble,
+    consumer,
+    unanswered,
+    waited,
+)
 from statestore.kafka.epochs import Epochs, Turn
 from statestore.kafka.errors import error_for, kafka_error, translated
-from statestore.kafka.groups import GroupClient
+from statestore.kafka.groups import GroupClient, metadata_of
 from statestore.kafka.sender import Sender
 from statestore.model.ids import TopicPartition
-from statestore.ports import Records
+from statestore.ports import CommitWaits, Records
 from statestore.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -31,6 +39,24 @@ _log = logging.getLogger(__name__)
 _CLOSE_S = 5.0
 # How often a wait for acknowledgements checks whether a record was refused meanwhile.
 _CHECK_S = 0.2
+
+
+class Waits:
+    """Adds up how long an outbox waits for brokers, whether or not they answer."""
+
+    def __init__(self) -> None:
+        self.so_far = CommitWaits()
+
+    @contextmanager
+    def of(self, part: Literal["flush", "offsets", "end"]) -> Iterator[None]:
+        """Count what is done inside as waiting for that part of a commit."""
+        since_s = monotonic()
+        try:
+            yield
+        finally:
+            waited = {part: getattr(self.so_far, part) + monotonic() - since_s}
+            self.so_far = self.so_far._replace(**waited)
+
 
 NumberOf = Callable[[str], int]
 """Returns the commit number in the metadata of a committed input offset; 0 if it has none."""
@@ -79,6 +105,7 @@ class TransactionalOutbox:
         self._name = transactional_ids[0]
         self._group_id = group_id
         self._number_of = number_of
+        self._waits = Waits()
         self._trouble = Trouble()
         self._epochs = Epochs(settings, transactional_ids, self._trouble, self._sender)
         self._group: GroupClient | None = None
@@ -111,11 +138,12 @@ class TransactionalOutbox:
         self._require_owner()
         assert self._current is None, "one transaction at a time"
         number = self._ended if number is None else number
+        since_s = monotonic()
         try:
             sender = self._epochs.take(number)
             sender.begin()
         except KafkaException as failure:
-            raise self._error(failure, "begin") from failure
+            raise self._error(failure, "begin", since_s) from failure
         except Fenced as fenced:
             self._fenced = fenced
             raise
@@ -132,59 +160,66 @@ class TransactionalOutbox:
         current.topics.add(records.topic)
         # The failure of any record fails the commit; the last one's report shows a missing topic.
         report = sender.on_tracked if tracked else sender.on_report
+        since_s = monotonic()
         try:
             sender.send(records, each=None, last=report)
         except KafkaException as failure:
-            raise self._reason(failure, f"send to {records.topic}") from failure
+            raise self._reason(failure, f"send to {records.topic}", since_s) from failure
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """Add the group's input offsets to the transaction."""
         current, doing = self._ready(), f"send input offsets to group {self._group_id}"
         assert self._group is not None
         member, joining = self._group.member(), _with_metadata(offsets, metadata)
-        client, timeout_s = current.sender.client, self._timeout_s
+        client, timeout_s, since_s = current.sender.client, self._timeout_s, monotonic()
         try:
             # After Overdue the caller has to call `open`, which creates new clients. Whatever the
             # old client still does is then fenced and commits nothing.
-            _bounded(
-                lambda: client.send_offsets_to_transaction(joining, member, timeout_s),
-                timeout_s,
-                when_overdue_ends=current.sender.close,
-            )
+            with self._waits.of("offsets"):
+                _bounded(
+                    lambda: client.send_offsets_to_transaction(joining, member, timeout_s),
+                    timeout_s,
+                    when_overdue_ends=current.sender.close,
+                )
         except KafkaException as failure:
-            raise self._reason(failure, doing) from failure
+            raise self._reason(failure, doing, since_s) from failure
         except Overdue as overdue:
             self._is_busy = True
-            raise unanswered(self._settings, self._trouble, f"{doing} ({self._name})") from overdue
+            doing = f"{doing} ({self._name})"
+            raise unanswered(self._settings, self._trouble, doing, since_s=since_s) from overdue
 
     def flush(self) -> None:
         """Wait until every record sent is acknowledged; raise the first failure seen so far."""
-        sender = self._ready().sender
-        refused = self._drain(sender)
+        sender, since_s = self._ready().sender, monotonic()
+        with self._waits.of("flush"):
+            refused = self._drain(sender)
         sender.raise_failure()
         if refused is not None:
-            raise self._error(refused, "flush") from refused
+            raise self._error(refused, "flush", since_s) from refused
         if left := len(sender.client):
             doing = f"have {left} records acknowledged"
-            raise unanswered(self._settings, self._trouble, doing)
+            raise unanswered(self._settings, self._trouble, doing, since_s=since_s)
 
     def commit(self) -> None:
         """Commit everything or nothing.
 
         CommitUnknown if there was no answer in time: call again to continue waiting.
         """
-        current = self._ready()
+        current, since_s = self._ready(), monotonic()
         try:
-            if self._drain(current.sender) is None and len(current.sender.client):
+            with self._waits.of("flush"):
+                refused = self._drain(current.sender)
+            if refused is None and len(current.sender.client):
                 # A client that began to commit could not be taken out of the transaction.
-                raise self._unanswered_commit()
-            current.sender.commit(self._timeout_s)
+                raise self._unanswered_commit(since_s)
+            with self._waits.of("end"):
+                current.sender.commit(self._timeout_s)
         except KafkaException as failure:
             error = kafka_error(failure)
             if error and error.retriable() and not error.fatal() and not error.txn_requires_abort():
-                raise self._unanswered_commit() from failure
+                raise self._unanswered_commit(since_s) from failure
             current.sender.raise_failure()
-            raise self._error(failure, "commit") from failure
+            raise self._error(failure, "commit", since_s) from failure
         self._ended += 1
         # This id carries the transaction after the next one. If the group already has a commit
         # with that number, another owner made it.
@@ -203,6 +238,10 @@ class TransactionalOutbox:
     def ends(self) -> dict[TopicPartition, int]:
         """Return the offset after the last record of each tracked partition since `begin`."""
         return dict(self._ends)
+
+    def waited(self) -> CommitWaits:
+        """Return how long it has waited for brokers so far."""
+        return self._waits.so_far
 
     def close(self) -> None:
         """Abort an open transaction, wait until readers see the last one ended, and close.
@@ -232,9 +271,9 @@ class TransactionalOutbox:
         if not done:
             _log.info("transaction of %s left for its next owner: %s", self._name, failure)
 
-    def _unanswered_commit(self) -> CommitUnknown:
+    def _unanswered_commit(self, since_s: float) -> CommitUnknown:
         return CommitUnknown(
-            f"the commit of {self._name} was not answered within {self._timeout_s:g} s"
+            f"the commit of {self._name} was not answered for {waited(since_s)}"
             f"{self._trouble}: it may or may not have happened: commit again to learn which"
         )
 
@@ -275,7 +314,7 @@ class TransactionalOutbox:
         if not self._inputs or self._group is None:
             return
         found = self._group.committed(self._inputs)
-        latest = max((self._number_of(at.metadata or "") for at in found), default=0)
+        latest = max((self._number_of(metadata_of(at)) for at in found), default=0)
         if latest >= number:
             raise Fenced(
                 f"{self._name}: commit {latest} of this stream task is not this owner's: a newer "
@@ -299,19 +338,19 @@ class TransactionalOutbox:
         self._is_busy = False
         self._epochs.discard()
 
-    def _reason(self, failure: KafkaException, doing: str) -> StateStoreError:
+    def _reason(self, failure: KafkaException, doing: str, since_s: float) -> StateStoreError:
         """Return why the client refuses a call; it says so only when asked to begin again."""
         error = kafka_error(failure)
         has_failed = error is not None and error.code() in {KafkaError._STATE, KafkaError._FATAL}
         if not has_failed:
-            return self._error(failure, doing)
+            return self._error(failure, doing, since_s)
         try:
             self._ready().sender.client.begin_transaction()
         except KafkaException as reason:
-            return self._error(reason, doing)
+            return self._error(reason, doing, since_s)
         raise AssertionError("a second transaction began inside the first") from failure
 
-    def _error(self, failure: KafkaException, doing: str) -> StateStoreError:
+    def _error(self, failure: KafkaException, doing: str, since_s: float) -> StateStoreError:
         doing = f"{doing} ({self._name})"
         error = kafka_error(failure)
         if error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
@@ -319,7 +358,7 @@ class TransactionalOutbox:
             topics = sorted(self._current.topics) if self._current else []
             doing += f", which writes to {', '.join(topics)}"
         if error is not None and error.code() in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}:
-            return unanswered(self._settings, self._trouble, doing)
+            return unanswered(self._settings, self._trouble, doing, since_s=since_s)
         found = translated(failure, doing)
         if error is not None and error.fatal() and not isinstance(found, Fenced | Misuse):
             found = Fenced(f"{found}; the producer of this id cannot be used: open the id again")
@@ -347,6 +386,7 @@ class PlainOutbox:
         self._batch_bytes = batch_bytes
         self._group_id = group_id
         self._trouble = Trouble()
+        self._waits = Waits()
         self._sender: Sender | None = None
         self._committer: Consumer | None = None
 
@@ -376,7 +416,8 @@ class PlainOutbox:
         wanted = _with_metadata(offsets, metadata)
         doing = f"commit input offsets of group {self._group_id}"
         try:
-            done = self._committer.commit(offsets=wanted, asynchronous=False)
+            with self._waits.of("offsets"):
+                done = self._committer.commit(offsets=wanted, asynchronous=False)
         except KafkaException as failure:
             raise translated(failure, doing) from failure
         for tp in done or ():
@@ -386,7 +427,8 @@ class PlainOutbox:
     def flush(self) -> None:
         """Wait until every record sent is acknowledged."""
         sender = self._ready()
-        sender.flush()
+        with self._waits.of("flush"):
+            sender.flush()
         sender.raise_failure()
 
     def commit(self) -> None:
@@ -407,6 +449,10 @@ class PlainOutbox:
     def ends(self) -> dict[TopicPartition, int]:
         """Return the offset after the last record of each tracked partition since `begin`."""
         return dict(self._ready().ends)
+
+    def waited(self) -> CommitWaits:
+        """Return how long it has waited for brokers so far."""
+        return self._waits.so_far
 
     def close(self) -> None:
         """Close the clients; unacknowledged records, which are not committed, may be lost."""

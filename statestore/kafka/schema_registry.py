@@ -92,13 +92,14 @@ class SchemaRegistry:
     def serde(self, form: str, schema: Any, kind: Any) -> Serde[Any]:
         """Return the serde of a format: AVRO, JSON or PROTOBUF; see `statestore.serdes`."""
         if form == "PROTOBUF":
-            module = _part("statestore.stores.protobuf")
+            module = _part("statestore.serdes.protobuf_serdes")
             module.check_message(schema)
             text: str | None = module.schema_of_message(schema).text
         elif form == "AVRO":
-            text = None if schema is None else _part("statestore.stores.avro").avro_text(schema)
+            avro = _part("statestore.serdes.avro_serdes")
+            text = None if schema is None else avro.avro_text(schema)
         else:
-            module = _part("statestore.stores.json_schema")
+            module = _part("statestore.serdes.json_schema_serdes")
             text = None if schema is None else module.json_schema_text(schema)
         return _serde(self, form, text, kind)
 
@@ -231,13 +232,13 @@ class _Avro:
     """Avro through Confluent's serializers."""
 
     def __init__(self, registry: SchemaRegistry, text: str | None, kind: Any) -> None:
-        avro = _part("statestore.stores.avro")
+        avro = _part("statestore.serdes.avro_serdes")
         self._registry = registry
         self._text = text
         parsed = None if text is None else avro.parsed_avro(text)
         self.name = f"AVRO({'any' if parsed is None else avro.name_of_avro(parsed)})"
         self.schema = None if parsed is None else Schema("AVRO", avro.canonical_avro(parsed))
-        self.dump, self.load = _part("statestore.stores.objects").objects_of(kind)
+        self.dump, self.load = _part("statestore.serdes.objects").objects_of(kind)
 
     def serializer(self) -> Any:
         config = self._registry.configured(writes=True, latest=self._text is None)
@@ -254,12 +255,12 @@ class _Json:
     """JSON Schema through Confluent's serializers."""
 
     def __init__(self, registry: SchemaRegistry, text: str | None, kind: Any) -> None:
-        module = _part("statestore.stores.json_schema")
+        module = _part("statestore.serdes.json_schema_serdes")
         self._registry = registry
         self._text = text
         self.name = f"JSON_SCHEMA({'any' if text is None else module.title_of(text)})"
         self.schema = None if text is None else Schema("JSON", module.canonical(text))
-        self.dump, self.load = _part("statestore.stores.objects").objects_of(kind)
+        self.dump, self.load = _part("statestore.serdes.objects").objects_of(kind)
 
     def serializer(self) -> Any:
         config = self._registry.configured(writes=True, latest=self._text is None)
@@ -286,7 +287,7 @@ class _Protobuf:
     """Protobuf messages through Confluent's serializers."""
 
     def __init__(self, registry: SchemaRegistry, _text: str | None, kind: Any) -> None:
-        module = _part("statestore.stores.protobuf")
+        module = _part("statestore.serdes.protobuf_serdes")
         self._registry = registry
         self._kind = kind
         self.name = f"PROTOBUF({kind.DESCRIPTOR.full_name})"

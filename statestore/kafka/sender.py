@@ -137,9 +137,11 @@ class Sender:
 
     def flush(self) -> None:
         """Wait until the client's queue is empty."""
+        since_s = monotonic()
         left = self.client.flush(self._timeout_s)
         if left:
-            raise unanswered(self._settings, self._trouble, f"have {left} records acknowledged")
+            doing = f"have {left} records acknowledged"
+            raise unanswered(self._settings, self._trouble, doing, since_s=since_s)
 
     def raise_failure(self) -> None:
         """Raise the error of the first record that failed, if any did."""
@@ -239,7 +241,7 @@ class Sender:
         """Send one record as soon as the queue has room."""
         headers = None if records.headers is None else list(records.headers[at])
         sendable = cast("list[tuple[str, str | bytes | None]] | None", headers)
-        deadline = monotonic() + self._timeout_s
+        since_s = monotonic()
         while True:
             self.client.poll(_ROOM_S)
             try:
@@ -254,9 +256,11 @@ class Sender:
                     sendable,
                 )
             except BufferError as full:
-                if monotonic() > deadline:
+                if monotonic() - since_s > self._timeout_s:
                     doing = f"send: {len(self.client)} records are not acknowledged yet"
-                    raise unanswered(self._settings, self._trouble, doing) from full
+                    raise unanswered(
+                        self._settings, self._trouble, doing, since_s=since_s
+                    ) from full
             except KafkaException as failure:
                 _raise_too_large(failure, records, at)
                 raise

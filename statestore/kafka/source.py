@@ -153,7 +153,7 @@ class KafkaSource:
         except KafkaException as failure:
             raise translated(failure, f"read {_names(positions)}") from failure
 
-    def poll(self, max_records: int, timeout_ms: int) -> list[Batch]:
+    def poll(self, max_records: int, timeout_ms: int, *, soon: bool = False) -> list[Batch]:
         """Return what has arrived; wait only for the first record or event, not for `max_records`.
 
         See `ports.Source`.
@@ -168,7 +168,7 @@ class KafkaSource:
             messages = client.consume(min(room, _CHUNK), 0)
             if not messages:
                 left_s = deadline - monotonic()
-                if (news and self._at_log_ends()) or left_s <= 0:
+                if left_s <= 0 or (news and self._is_enough(client, soon=soon)):
                     break
                 messages = client.consume(1, left_s)
                 if not messages:
@@ -283,6 +283,20 @@ class KafkaSource:
         """Return whether every partition that is not paused has reached the end of its log."""
         return all(self.at_end(tp) for tp in self._positions if tp not in self._paused)
 
+    def _is_enough(self, client: Consumer, *, soon: bool) -> bool:
+        """Return whether a poll that has news may end while nothing more is queued."""
+        return self._at_log_ends() or (soon and not self._is_far_behind(client))
+
+    def _is_far_behind(self, client: Consumer) -> bool:
+        """Return whether much more of the log is there to be fetched, as the last fetches say."""
+        for tp, position in self._positions.items():
+            if tp in self._paused or self.at_end(tp):
+                continue
+            _, end = client.get_watermark_offsets(KafkaPartition(*tp), cached=True)
+            if end - position > _CHUNK:
+                return True
+        return False
+
     def _check_alive(self, client: Consumer, *, news: bool) -> None:
         now_s = monotonic()
         if self._fetching.has_moved() or news or self._at_log_ends():
@@ -291,10 +305,10 @@ class KafkaSource:
         if now_s - self._asked_s > _SILENCE_S:
             self._asked_s = now_s
             self._check_topics(client)
-        if now_s - self._heard_s > self._settings.request_timeout_ms / 1000:
+        if (silent_s := now_s - self._heard_s) > self._settings.request_timeout_ms / 1000:
             raise self._trouble.failure(
                 f"{self._settings.bootstrap_servers} sent nothing about {_names(self._positions)} "
-                f"for {self._settings.request_timeout_ms / 1000:g} s{self._trouble}: "
+                f"for {round(silent_s, 1):g} s{self._trouble}: "
                 "are the brokers up?"
             )
 

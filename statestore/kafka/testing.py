@@ -10,6 +10,7 @@ again, `Unavailable` if it may succeed later.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from time import monotonic
 from typing import NamedTuple, TypeVar
 
 import tenacity
@@ -192,9 +193,11 @@ def truncate(settings: Settings, topic: str, offsets: Mapping[int, int]) -> None
         _set_policy(admin, topic, {"cleanup.policy": "compact,delete", "retention.ms": "-1"})
         try:
             below = [KafkaPartition(topic, p, at) for p, at in offsets.items()]
+            since_s = monotonic()
             pending = admin.client.delete_records(below, request_timeout=admin.timeout_s)
             for tp, future in pending.items():
-                admin.answer(future, f"purge {tp.topic}-{tp.partition} below {tp.offset}")
+                doing = f"purge {tp.topic}-{tp.partition} below {tp.offset}"
+                admin.answer(future, doing, since_s=since_s)
         finally:
             _set_policy(admin, topic, {"cleanup.policy": "compact"})
 
@@ -205,7 +208,8 @@ def _set_policy(admin: Admin, topic: str, config: Mapping[str, str]) -> None:
         for key, value in config.items()
     ]
     wanted = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    since_s = monotonic()
     (done,) = admin.client.incremental_alter_configs(
         [wanted], request_timeout=admin.timeout_s
     ).values()
-    admin.answer(done, f"set the policy of {topic}")
+    admin.answer(done, f"set the policy of {topic}", since_s=since_s)

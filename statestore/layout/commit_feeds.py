@@ -157,7 +157,7 @@ class FeedReader:
         try:
             commit = msgspec.msgpack.decode(data, type=FedCommit)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise HostFailure(f"{path} is no commit: {error}") from error
+            raise HostFailure(f"{path} is not a commit: {error}") from error
         self._next += 1
         return commit
 

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any, dataclass_transform
 
 from statestore.model.records import (
@@ -14,6 +17,8 @@ from statestore.model.records import (
     Side,
     T,
 )
+
+_RECORD: Callable[[tuple[Any, ...]], Record[Any, Any]] = partial(tuple.__new__, Record)
 
 
 class LazyColumn(Sequence[T]):
@@ -285,20 +290,21 @@ class Batch:
         )
 
     def records(self) -> Iterator[Record[Any, Any]]:
-        """Yield the records one by one: for a user's per-record code, not for hot paths."""
-        headers, offsets = self.headers, self.offsets if self.topic else None
-        for i, (key, value, time_ms) in enumerate(
-            zip(self.keys.objects, self.values.objects, self.timestamps, strict=True)
-        ):
-            yield Record(
-                key,
-                value,
-                time_ms,
-                () if headers is None else headers[i],
-                self.topic,
-                self.partition,
-                None if offsets is None else offsets[i],
-            )
+        """Return the records one by one: for a user's per-record code, not for hot paths."""
+        keys, values, times = self.keys.objects, self.values.objects, self.timestamps
+        assert len(keys) == len(values) == len(times), "columns differ in length"
+        fields = zip(
+            keys,
+            values,
+            times,
+            repeat(()) if self.headers is None else self.headers,
+            repeat(self.topic),
+            repeat(self.partition),
+            self.offsets if self.offsets is not None and self.topic else repeat(None),
+            strict=False,
+        )
+        # Without a call in Python for each record, which the constructor of a NamedTuple is.
+        return map(_RECORD, fields)
 
     @classmethod
     def of(
@@ -306,11 +312,12 @@ class Batch:
     ) -> "Batch":
         """Return a batch of decoded records."""
         rows = list(records)
+        headers = list(map(attrgetter("headers"), rows))
         return cls(
-            keys=Column(objects=[row.key for row in rows]),
-            values=Column(objects=[row.value for row in rows]),
-            timestamps=[row.timestamp_ms for row in rows],
-            headers=[r.headers for r in rows] if any(r.headers for r in rows) else None,
+            keys=Column(objects=list(map(attrgetter("key"), rows))),
+            values=Column(objects=list(map(attrgetter("value"), rows))),
+            timestamps=list(map(attrgetter("timestamp_ms"), rows)),
+            headers=headers if any(headers) else None,
             stream_times=stream_times,
         )
 
@@ -322,8 +329,13 @@ def no_records() -> Batch:
 
 def _all_bytes(items: list[Any]) -> list[bytes | None]:
     for kind in set(map(type, items)) - {bytes, type(None)}:
-        raise TypeError(f"want bytes, not {kind.__name__}")
+        raise TypeError(f"expected bytes, found {kind.__name__}")
     return items
+
+
+def any_none(items: Iterable[object]) -> bool:
+    """Return whether None is among the items; none of them is compared, whatever it is."""
+    return any(map(is_, items, repeat(None)))
 
 
 def _taken(column: Sequence[T], indices: Sequence[int]) -> "list[T] | LazyColumn[T]":

@@ -1,4 +1,4 @@
-"""Times, spans and counts as people read them."""
+"""Times, spans, sizes and counts as people read them, on terminals and on pages."""
 
 import math
 from collections.abc import Mapping
@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 
 _YEARS_S = 100 * 365 * 86_400
 _STORES_TOLD = 4
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+_COUNTS = ("records", "records_in", "records_out", "commits", "equal", "count", "stores")
 
 
 def time_text(time_ms: int) -> str:
@@ -40,6 +42,10 @@ def span_text(seconds: float | None) -> str:
     """A span in its two largest units; a question mark if it is not known."""
     if seconds is None:
         return "?"
+    if seconds <= 0:
+        return "0 s"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.0005 else "< 1 ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds > _YEARS_S:
@@ -50,3 +56,40 @@ def span_text(seconds: float | None) -> str:
             parts.append(f"{left // size} {unit}")
             left %= size
     return " ".join(parts[:2])
+
+
+def size_text(size: float | None) -> str:
+    """A number of bytes in the largest fitting unit; a question mark if it is not known."""
+    if size is None:
+        return "?"
+    value, units = float(size), list(_SIZES)
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.0f} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
+
+
+def number_text(number: float | None) -> str:
+    """A number with separators, and no more digits than people compare; "?" if it is not known."""
+    if number is None:
+        return "?"
+    if isinstance(number, int) or abs(number) >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
+
+
+def field_text(name: str, number: float) -> str | None:
+    """A number of a row or a summary for people, by the name of its field; None: as it is.
+
+    Names that end in `_ms` are times, those in `_seconds` spans, those in `_bytes` sizes. Counts
+    get separators. Keys and values of stores, offsets and ids stay as programs write them.
+    """
+    if isinstance(number, bool):
+        return None
+    if name.endswith("_ms"):
+        return time_text(number) if isinstance(number, int) else None
+    if name.endswith("_seconds"):
+        return span_text(number)
+    if name == "bytes" or name.endswith("_bytes"):
+        return size_text(number)
+    return number_text(number) if name in _COUNTS or name.endswith("_records") else None

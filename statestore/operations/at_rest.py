@@ -2,16 +2,16 @@
 
 Each stream task is seen in a snapshot, as it stood at its last commit. `owner.json` stays as it is.
 Any reader of files that nobody writes is made here, over snapshots and exports as well: it is that
-of the store's kind (stores/kinds.py), over one `FileSource` per stream task, for any thread.
+of the store's kind (stores/kinds), over one `FileSource` per stream task, for any thread.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from statestore import serdes
 from statestore.errors import Misuse, StateStoreError, TaskCorrupted, UnknownStore
 from statestore.layout.folders import StateLayout
 from statestore.layout.global_versions import GlobalVersions
@@ -22,20 +22,15 @@ from statestore.operations.environment import Environment
 from statestore.operations.homes import homes
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Engine
-from statestore.stores import keyvalue, offsets, serdes
+from statestore.serdes import composed
+from statestore.stores import keyvalue, offsets
 from statestore.stores.file_source import FileSource
-from statestore.stores.kinds import AnyReader, reader_over
-from statestore.stores.specs import (
-    AtRestSpec,
-    KeyValueSpec,
-    SessionSpec,
-    VersionedSpec,
-    WindowSpec,
-    spec_in_bytes,
-)
+from statestore.stores.kinds.kind import AnyReader, StoreTerms
+from statestore.stores.kinds.opening import reader_over
+from statestore.stores.kinds.registry import GLOBAL, kind_named
+from statestore.stores.specs import StoreSpec
 
-READABLE = (KeyValueSpec.kind, VersionedSpec.kind, WindowSpec.kind, SessionSpec.kind)
-"""The kinds of stores whose files can be looked into."""
+NO_TERMS = StoreTerms()
 _NAMED = 10
 _AT_ONCE = 16
 """How many snapshots are taken at once."""
@@ -177,14 +172,11 @@ class StoresAtRest:
             finally:
                 threads.shutdown(cancel_futures=True)
 
-    def spec_in_bytes(self, store: str, *, kind: str | None = None) -> AtRestSpec:
-        """Describe a store so that it is read in bytes: as deployed, or as one of another kind.
+    def spec_in_bytes(self, store: str) -> StoreSpec:
+        """Describe a store, as deployed, so that it is read in bytes.
 
         Misuse if it was deployed with a class of the user's own.
         """
-        known = self.deployed.stores.get(store)
-        if kind is not None and (known is None or known.kind != kind):
-            return spec_in_bytes(kind, store)
         return spec_of(self.deployed, store, serdes.BYTES, serdes.BYTES)
 
     @contextmanager
@@ -199,7 +191,7 @@ class StoresAtRest:
                 f"global table {store!r} has no files in {self._versions.folder}: no run has read "
                 "its rows yet; start one"
             )
-        spec = KeyValueSpec(store, serdes.BYTES, serdes.BYTES)
+        spec = in_bytes(GLOBAL.name, store)
         engine = self._databases.read(newest / store)
         with closing(FileSource(store, engine, lambda: None)) as source:
             yield reader_over(spec, [source], str(newest / store), source.close)
@@ -209,7 +201,7 @@ class StoresAtRest:
         return None if number is None else self._versions.path(number)
 
     @contextmanager
-    def reader(self, task: TaskId, spec: AtRestSpec) -> Iterator[AnyReader]:
+    def reader(self, task: TaskId, spec: StoreSpec) -> Iterator[AnyReader]:
         """Read the store of one stream task, as of its snapshot."""
         path = self.snapshot(task).store_dir(spec.name)
 
@@ -223,9 +215,8 @@ class StoresAtRest:
         """Return where each store stands; all that can be read if `store` is None."""
         found = []
         for file in self.files():
-            kind = keyvalue.KIND if file.deployed is None else file.deployed.kind
-            readable = kind in READABLE
-            if file.store == store or (store is None and readable):
+            kind = self.deployed.kind(file.store)
+            if file.store == store or (store is None and kind_named(kind).is_readable):
                 with self.opened(file.task, file.store, kind=kind) as engine:
                     table = engine.table(offsets.TABLE)
                     where = str(self._layout.store_dir(file.task, file.store))
@@ -238,8 +229,7 @@ class StoresAtRest:
                         )
                     )
         if store is not None:
-            known = self.deployed.stores.get(store)
-            self.find(store, kind=keyvalue.KIND if known is None else known.kind)
+            self.find(store, kind=self.deployed.kind(store))
         return found
 
     def snapshot(self, task: TaskId) -> Snapshot:
@@ -271,14 +261,15 @@ def spec_of(
     store: str,
     key_serde: Serde[Any] | None,
     value_serde: Serde[Any] | None,
-) -> AtRestSpec:
+) -> StoreSpec:
     """Describe how to read a store; serdes not given are those of the deployed topology.
 
     Misuse names the keyword to pass where a serde is not one of the library's. The `key_serde` of
     windows is that of the keys in them. Where no retention was recorded, nothing expires.
     """
     known = deployed.stores.get(store)
-    if known is not None and known.kind not in READABLE:
+    kind = kind_named(deployed.kind(store))
+    if not kind.is_readable:
         raise Misuse(f"store {store!r} is of a class of your own: only that can read its files")
 
     def serde(given: Serde[Any] | None, named: str | None, keyword: str) -> Serde[Any]:
@@ -291,31 +282,16 @@ def spec_of(
 
     if known is None:
         keys, values = serde(key_serde, None, "key_serde"), serde(value_serde, None, "value_serde")
-        return KeyValueSpec(store, keys, values)
+        return kind.spec_at_rest(store, keys, values, NO_TERMS)
     values = serde(value_serde, known.value_serde, "value_serde")
-    windows = serdes.of_windowed(known.key_serde)
-    if windows is not None and known.kind in (WindowSpec.kind, SessionSpec.kind):
-        keys, kept_ms = serde(key_serde, windows.inner, "key_serde"), windows_kept_ms(known)
-        if windows.size_ms is None:
-            return SessionSpec(store, keys, values, kept_ms)
-        return WindowSpec(
-            store,
-            keys,
-            values,
-            windows.size_ms,
-            kept_ms,
-            advance_ms=known.advance_ms,
-            includes_end=known.includes_end,
-        )
-    keys = serde(key_serde, known.key_serde, "key_serde")
-    if known.kind == VersionedSpec.kind:
-        return VersionedSpec(store, known.retention_ms or 0, keys, values)
-    return KeyValueSpec(store, keys, values, ttl_ms=known.retention_ms)
+    windows = composed.of_windowed(known.key_serde) if kind.has_windows else None
+    keys = serde(key_serde, known.key_serde if windows is None else windows.inner, "key_serde")
+    return kind.spec_at_rest(store, keys, values, known.terms)
 
 
-def windows_kept_ms(known: DeployedStore) -> int:
-    """Return how long windows show after their start; without limit if that was not recorded."""
-    return sys.maxsize if known.retention_ms is None else known.retention_ms
+def in_bytes(kind: str, store: str, terms: StoreTerms = NO_TERMS) -> StoreSpec:
+    """Describe a store of some kind so that it is read in bytes."""
+    return kind_named(kind).spec_at_rest(store, serdes.BYTES, serdes.BYTES, terms)
 
 
 def tasks_text(tasks: Sequence[TaskId]) -> str:
@@ -353,7 +329,7 @@ class HeldFiles(Protocol):
 
 
 def open_reader(
-    spec: AtRestSpec,
+    spec: StoreSpec,
     files: Sequence[HeldFiles],
     open_files: Callable[[Path], Engine],
 ) -> AnyReader:

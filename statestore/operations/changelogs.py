@@ -16,8 +16,10 @@ from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.topics import ANY_PAST, ANY_TIME, as_settings, refused_times
 from statestore.ports import Bounds, Changelog, Cluster, GroupOffset, TopicSpec
-from statestore.stores.specs import SessionSpec, StoreSpec, VersionedSpec, WindowSpec
+from statestore.stores.kinds.registry import kind_of
+from statestore.stores.specs import StoreSpec
 from statestore.tasks import input_checkpoint
+from statestore.tasks.commit import check_metadata
 from statestore.tasks.input_checkpoint import forgotten, truncated
 from statestore.topology.graph import Topology
 from statestore.topology.logs import Logs, log_of, logs
@@ -107,12 +109,16 @@ class StartingPoint:
     # Inputs.
 
     def _check_inputs(self, group: Mapping[TopicPartition, GroupOffset]) -> None:
-        """RecordFailed if an input that was read is truncated, created again or forgotten."""
+        """RecordFailed if an input that was read is truncated, created again or forgotten.
+
+        Misuse if another program committed in the group.
+        """
         inputs = {tp: task.task_id for task in self._tasks for tp in task.inputs}
         checkpointed = input_checkpoint.read_all(map(self._layout.task_dir, self._layout.tasks()))
         for tp, task_id in inputs.items():
             if tp in checkpointed and tp not in group:
                 raise forgotten(tp, task_id, checkpointed[tp] - 1)
+        check_metadata({tp: group[tp] for tp in inputs if tp in group})
         read = [tp for tp in inputs if tp in group and group[tp].offset > 0]
         ends = self._cluster.bounds(self._existing(read)) if read else {}
         for tp, bounds in ends.items():
@@ -126,7 +132,7 @@ class StartingPoint:
     ) -> None:
         """Misuse if the changelog of a store with commits is gone or was created again.
 
-        Where no deployment is known, an offset without a stamp is no commit of a stream task: a
+        Where no deployment is known, an offset without a stamp is not a commit of a stream task: a
         reset has put it there, or the first start.
         """
         ids = self._cluster.topic_ids(sorted(existing))
@@ -321,7 +327,8 @@ def _check_repartition(topic: str, told: Mapping[str, str]) -> None:
 
 
 def _check_changelog(topic: str, where: str, spec: StoreSpec, told: Mapping[str, str]) -> None:
-    if isinstance(spec, VersionedSpec) and (limited := refused_times(told, ANY_PAST)):
+    kind = kind_of(spec)
+    if kind.keeps_history and (limited := refused_times(told, ANY_PAST)):
         raise InvalidSetting(
             f"changelog {topic} of store {spec.name!r} has {' and '.join(limited)}{where}, but the "
             "records of a store with history all have the time 1, as their keys have the times of "
@@ -331,7 +338,7 @@ def _check_changelog(topic: str, where: str, spec: StoreSpec, told: Mapping[str,
     if "delete" not in policy:
         return
     begin = f"changelog {topic} of store {spec.name!r} has {_POLICY}={policy}{where}"
-    if not isinstance(spec, WindowSpec | SessionSpec) or "compact" not in policy:
+    if not kind.has_windows or "compact" not in policy:
         raise InvalidSetting(
             f"{begin}, so the broker forgets rows that the store still has, and a restore would "
             f"lose them: set {_POLICY}=compact"

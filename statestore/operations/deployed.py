@@ -16,9 +16,12 @@ from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId
 from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Schema
+from statestore.serdes import composed
 from statestore.stores import keyvalue
+from statestore.stores.kinds.kind import StoreTerms
+from statestore.stores.kinds.registry import kind_named, kind_of
 from statestore.stores.migration import writers_of
-from statestore.stores.specs import KeyValueSpec, SessionSpec, StoreSpec, VersionedSpec, WindowSpec
+from statestore.stores.specs import StoreSpec
 from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of
 from statestore.topology.nodes import TopicName
@@ -64,6 +67,8 @@ class DeployedStore(msgspec.Struct, frozen=True):
     `placed_apart`: a partitioner of the user's, not the hash of their keys, puts rows into
     partitions; None: not recorded. `retention_least_ms`: the shortest retention that a store with
     history was deployed with, as a longer one brings no history back; None: not recorded.
+    `row_times`: since the store was made, its rows have had the times that its changelog has; None:
+    not recorded.
     """
 
     sub_topology: Ordinal
@@ -80,6 +85,14 @@ class DeployedStore(msgspec.Struct, frozen=True):
     value_writers: list[DeployedWriter] = []
     placed_apart: bool | None = None
     retention_least_ms: Count | None = None
+    row_times: bool | None = None
+
+    @property
+    def terms(self) -> StoreTerms:
+        """What the spec said beside its name and serdes."""
+        windows = composed.of_windowed(self.key_serde)
+        size_ms = None if windows is None else windows.size_ms
+        return StoreTerms(self.retention_ms, size_ms, self.advance_ms, self.includes_end)
 
     def writers(self) -> list[DeployedWriter]:
         """All serdes that may have written values that are there."""
@@ -166,6 +179,11 @@ class Deployed(msgspec.Struct, frozen=True):
         wanted = every if partition is None else every[partition:][:1]
         return [TaskId(known.sub_topology, each) for each in wanted if each not in seen]
 
+    def kind(self, store: str) -> str:
+        """The kind of a store by name; one that is not known is taken for a key-value store."""
+        known = self.stores.get(store)
+        return keyvalue.KIND if known is None else known.kind
+
     def partitions(self, store: str) -> int | None:
         """How many partitions the store was deployed with; None: that is not known."""
         known = self.stores.get(store)
@@ -203,35 +221,41 @@ def describe_deployment(
         msgspec.structs.replace(part, tasks=len(tasks[part.ordinal]) if tasks else None)
         for part in said.sub_topologies
     ]
-    stores = {
-        name: msgspec.structs.replace(
+    stores = {}
+    for name, store in said.stores.items():
+        spec = topology.stores[name]
+        terms = kind_of(spec).terms(spec)
+        stores[name] = msgspec.structs.replace(
             store,
             source_topic=(logs or {}).get(name),
-            retention_ms=_retention_ms(topology.stores[name]),
-            advance_ms=_advance_ms(topology.stores[name]),
-            includes_end=_includes_end(topology.stores[name]),
+            retention_ms=terms.retention_ms,
+            advance_ms=terms.advance_ms,
+            includes_end=terms.includes_end,
             changelog_id=(changelog_ids or {}).get(name),
-            key_schema=DeployedSchema.of(key_schema_of(topology.stores[name])),
-            value_writers=(writers or {}).get(name) or writers_in(topology.stores[name]),
+            key_schema=DeployedSchema.of(key_schema_of(spec)),
+            value_writers=(writers or {}).get(name) or writers_in(spec),
+            row_times=kind_of(spec).keeps_times(spec),
         )
-        for name, store in said.stores.items()
-    }
     return msgspec.structs.replace(
         said, sub_topologies=parts, stores=stores, processing_guarantee=guarantee
     )
 
 
-def with_least_retentions(said: Deployed, before: Mapping[str, DeployedStore]) -> Deployed:
-    """Return the same with the shortest retentions of histories, given what was deployed before."""
+def continuing(said: Deployed, before: Mapping[str, DeployedStore]) -> Deployed:
+    """Return the same with what holds since the stores were made, given what was deployed before.
+
+    That is the shortest retention of each history, and whether its rows have always had times.
+    """
     stores = {}
     for name, store in said.stores.items():
         was, known = before.get(name), [store.retention_ms]
         if was is not None and was.kind == store.kind:
             known += [was.retention_ms, was.retention_least_ms]
         least = min((one for one in known if one is not None), default=None)
-        if store.kind != VersionedSpec.kind:
+        if not kind_named(store.kind).keeps_history:
             least = None
-        stores[name] = msgspec.structs.replace(store, retention_least_ms=least)
+        timed = store.row_times if was is None or was.row_times else was.row_times
+        stores[name] = msgspec.structs.replace(store, retention_least_ms=least, row_times=timed)
     return msgspec.structs.replace(said, stores=stores)
 
 
@@ -249,9 +273,7 @@ def publish_deployed(layout: StateLayout, said: Deployed) -> None:
 
 def key_schema_of(spec: StoreSpec) -> Schema | None:
     """The schema of a store's keys, without their windows."""
-    return (
-        spec.inner.schema if isinstance(spec, WindowSpec | SessionSpec) else spec.key_serde.schema
-    )
+    return kind_of(spec).keys(spec).schema
 
 
 def writers_in(spec: StoreSpec) -> list[DeployedWriter]:
@@ -260,19 +282,3 @@ def writers_in(spec: StoreSpec) -> list[DeployedWriter]:
         DeployedWriter(one.generation, one.serde, DeployedSchema.of(one.schema))
         for one in writers_of(spec.value_serde)
     ]
-
-
-def _retention_ms(spec: StoreSpec) -> int | None:
-    if isinstance(spec, VersionedSpec):
-        return spec.history_retention_ms
-    if isinstance(spec, KeyValueSpec):
-        return spec.ttl_ms
-    return spec.retention_ms if isinstance(spec, WindowSpec | SessionSpec) else None
-
-
-def _advance_ms(spec: StoreSpec) -> int | None:
-    return spec.advance_ms if isinstance(spec, WindowSpec) else None
-
-
-def _includes_end(spec: StoreSpec) -> bool:
-    return isinstance(spec, WindowSpec) and spec.includes_end

@@ -22,9 +22,9 @@ from statestore.ports import (
     Target,
 )
 from statestore.settings import Settings
-from statestore.stores.kinds import BuiltIn
+from statestore.stores.kinds.kind import BuiltIn
 from statestore.stores.offsets import Format
-from statestore.stores.specs import BuiltInSpec
+from statestore.stores.specs import StoreSpec
 from statestore.tasks.plan import TaskEdges, TaskPlan
 
 Partitioner = Callable[[Sequence[bytes], int], list[int]]
@@ -111,7 +111,7 @@ class Environment(Protocol):
         `batch_bytes`: the largest batch that every topic the task writes accepts, if known.
         """
 
-    def open_store(self, spec: BuiltInSpec, path: Path) -> BuiltIn:
+    def open_store(self, spec: StoreSpec, path: Path) -> BuiltIn:
         """Open a store that belongs to no stream task, without a write-ahead log."""
 
     def check_settings(self) -> None:

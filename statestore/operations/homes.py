@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from statestore.operations.deployed import Deployed
 from statestore.operations.environment import Environment
-from statestore.stores import serdes
+from statestore.serdes import composed
 
 
 def homes(
@@ -23,8 +23,8 @@ def homes(
     if known is not None and known.placed_apart:
         return []
     placed = None
-    if known is not None and serdes.of_windowed(known.key_serde) is None:
-        placed = serdes.placed_by(known.key_serde)
+    if known is not None and composed.of_windowed(known.key_serde) is None:
+        placed = composed.placed_by(known.key_serde)
     placing = keys if placed is None else [placed(key) for key in keys]
     crc32 = environment.settings.partitioner.startswith("consistent")
     return list(environment.partitioners["crc32" if crc32 else "murmur2"](placing, count))

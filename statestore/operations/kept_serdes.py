@@ -4,15 +4,15 @@ Keys must have the very same bytes as before, because equal keys meet by their b
 readable, whichever serde wrote them: all that may have written rows are in `topology.json`.
 """
 
-import re
 from typing import Final, NamedTuple
 
+from statestore import serdes
 from statestore.operations.deployed import DeployedStore, DeployedWriter, key_schema_of
-from statestore.stores import schemas, serdes
+from statestore.serdes import composed, schemas
+from statestore.serdes.serde_names import head_of, inside_of
 from statestore.stores.migration import GONE, Writer, changes_of, writers_of
 from statestore.stores.specs import StoreSpec
 
-_FRAMING: Final = re.compile(r"(?:COUNT_WINDOWS\()*[^(]*")
 _KEEP: Final = (
     "keep the serde, or give the store another name, to start it empty; if the new serde reads "
     "what the old one wrote, pass --accept-new-serdes"
@@ -96,7 +96,7 @@ def values_unread(known: DeployedStore, spec: StoreSpec) -> Unlike | None:
 
 def _way_out(now: list[Writer], newest: int) -> str:
     if len(now) == 1:
-        return _WAIT if now[0].serde.startswith(serdes.WAITING) else _MIGRATE
+        return _WAIT if now[0].serde.startswith(composed.WAITING) else _MIGRATE
     return _BASE if newest == 0 else _GO_ON
 
 
@@ -119,7 +119,7 @@ def harmless(known: DeployedStore, spec: StoreSpec) -> list[str]:
 
 
 def _unread(was: DeployedWriter, now: Writer) -> str | None:
-    if now.serde.startswith(serdes.WAITING) and was.serde == serdes.BYTES.name:
+    if now.serde.startswith(composed.WAITING) and was.serde == serdes.BYTES.name:
         return None  # A version that did not tell yet what waits there.
     other = f"its values were written as {was.serde} and would be read as {now.serde}"
     if was.schema is None or now.schema is None:
@@ -149,14 +149,16 @@ def _not_resolved(was: Writer, then: Writer) -> str | None:
     return schemas.unreadable(was.schema, then.schema)
 
 
-def _framing(serde: str) -> str:
+def _framing(serde: str) -> tuple[str, ...]:
     """Return what stands before the name of a class or record, also in count windows."""
-    found = _FRAMING.match(serde)
-    assert found is not None, "it matches every text"
-    return found[0]
+    heads = [head_of(serde)]
+    while heads[-1] == "COUNT_WINDOWS":
+        serde = inside_of(serde) or ""
+        heads.append(head_of(serde))
+    return tuple(heads)
 
 
 def _plain(serde: str) -> str:
     """Return the serde of the keys in windows; windows of another size are refused elsewhere."""
-    of_windows = serdes.of_windowed(serde)
+    of_windows = composed.of_windowed(serde)
     return serde if of_windows is None else of_windows.inner

@@ -23,8 +23,9 @@ from statestore.operations.deployed import (
 )
 from statestore.operations.environment import Environment
 from statestore.stores import keyvalue, offsets
+from statestore.stores.kinds.registry import kind_of
 from statestore.stores.offsets import Format
-from statestore.stores.specs import StoreSpec, StoreSupplier, VersionedSpec
+from statestore.stores.specs import StoreSpec
 from statestore.stores.versioned import layout as versioned_layout
 from statestore.topology.graph import Topology
 
@@ -87,18 +88,17 @@ class KeptStores:
         folders: list[tuple[TaskId, Path]],
     ) -> None:
         """Compare the kind with what lies on disk; if nothing does, with what was deployed."""
-        if isinstance(spec, StoreSupplier):
+        kind, is_same = kind_of(spec), known is not None and known.kind == spec.kind
+        if not kind.is_readable:
             return  # Only its class knows what it can read.
-        asked = isinstance(spec, VersionedSpec) and spec.segment_interval_ms is not None
-        if known is not None and known.kind == spec.kind and not asked:
+        if is_same and not kind.asks_files(spec):
             return
         formats = [(path, found) for task, path in folders if (found := self._looked(task, path))]
         for path, found in formats:
             if found.kind != spec.kind:
                 raise offsets.other_kind(path, found.kind, spec.kind)
-            if isinstance(spec, VersionedSpec):
-                spec.interval_ms(found.segment_interval_ms)
-        if known is None or formats or known.kind == spec.kind:
+            kind.check_files(spec, found)
+        if known is None or formats or is_same:
             return
         if (known.kind, spec.kind) != _UPGRADE:
             raise TopologyMismatch(
@@ -107,7 +107,7 @@ class KeptStores:
             )
 
     def _looked(self, task: TaskId, path: Path) -> Format | None:
-        """What the folder holds; None if it is no store of ours or cannot be looked into now.
+        """What the folder holds; None if it is not a store of ours or cannot be looked into now.
 
         Its task judges it then.
         """

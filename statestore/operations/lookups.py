@@ -18,11 +18,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from statestore import serdes
 from statestore.errors import FormatTooNew, HostFailure, Misuse, StateStoreError, TaskCorrupted
 from statestore.faults import CrashPoint, reach
 from statestore.layout.global_versions import FileContent, GlobalVersion, GlobalVersions
 from statestore.operations.environment import Environment
-from statestore.stores import keyvalue, serdes
+from statestore.stores import keyvalue
 from statestore.topology.nodes import FileFormat, LookupSource
 
 _log = logging.getLogger(__name__)
@@ -155,8 +156,8 @@ def _value(where: str, source: LookupSource, row: dict[str, Any]) -> bytes:
             serde.deserialize(data)
     except Exception as error:
         raise Misuse(
-            f"{where} is no {serde.name} ({error}): a lookup's value_serde reads rows as JSON "
-            "objects; pass one that does, or mend the file"
+            f"{where} is not a valid {serde.name} ({error}): a lookup's value_serde reads rows as "
+            "JSON objects; pass one that does, or mend the file"
         ) from error
     return data
 
@@ -174,7 +175,7 @@ def _parsed(source: LookupSource, content: bytes) -> Iterator[_Row]:
         raise
     except Exception as error:  # what a parser raises
         raise Misuse(
-            f"lookup {source.spec.name}: {source.url} is no {source.format} that can be read: "
+            f"lookup {source.spec.name}: {source.url} is not a {source.format} that can be read: "
             f"{error}; mend the file, or pass another file_format to lookup()"
         ) from error
 
@@ -205,7 +206,7 @@ def _jsonl(content: bytes) -> Iterator[_Row]:
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise ValueError(f"line {number}: {error}") from error
             if not isinstance(row, dict):
-                raise TypeError(f"line {number} is no JSON object")
+                raise TypeError(f"line {number} is not a JSON object")
             yield f"line {number}", row
 
 

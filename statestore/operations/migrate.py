@@ -22,7 +22,7 @@ from statestore.operations.environment import Environment
 from statestore.operations.run import PlannedTask, RunRequest
 from statestore.operations.serving import global_stores_of, start_run, stream_tasks
 from statestore.operations.works import works_in
-from statestore.stores.in_windows import TIME_ROW
+from statestore.stores.kinds.registry import kind_named
 from statestore.stores.migration import MigratingSerde
 from statestore.topology.graph import Topology
 
@@ -117,12 +117,13 @@ def _counted(
             assert isinstance(serde, MigratingSerde)
             for task in looked.find(name, kind=known.kind):
                 with looked.opened(task, name, kind=known.kind) as engine:
+                    clock_row = kind_named(known.kind).clock_row
                     bound_ms = facts_of(engine, name).bound_ms
                     older = sum(
                         not serde.is_newest(value)
                         for rows in stored_rows(engine, known.kind, bound_ms)
                         for key, value in zip(rows.keys, rows.values, strict=True)
-                        if key != TIME_ROW
+                        if key != clock_row
                     )
                 found.append(MigratedRows(name, str(task), older))
     return MigrationReport(environment.settings.application_id, False, found, not_counted)

@@ -34,7 +34,7 @@ def number(value: int) -> Cell:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell | str]]) -> str:
-    """A table; a cell that is no `Cell` is text."""
+    """A table; a cell that is not a `Cell` is text."""
     lines = ["".join(map(_cell, row)) for row in rows]
     head = "".join(f"<th>{text(column)}</th>" for column in columns)
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)

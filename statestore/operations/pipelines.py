@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from statestore.errors import Misuse, PipelineNotFound, StateStoreError
 from statestore.model.records import Serde
-from statestore.stores.specs import SessionSpec, WindowSpec
+from statestore.stores.kinds.registry import kind_of
 from statestore.topology.graph import Topology
 
 # Somebody names a file where Python wants the name of a module.
@@ -36,7 +36,7 @@ def serdes_of(topology: Topology, store: str, application_id: str) -> StoreSerde
             f"the pipeline has no store {store!r}; it has: {', '.join(known) or 'none'}; name the "
             "pipeline that has it, or read the store in bytes"
         )
-    key = spec.inner if isinstance(spec, WindowSpec | SessionSpec) else spec.key_serde
+    key = kind_of(spec).keys(spec)
     return StoreSerdes(
         key.in_store(store, "key", application_id),
         spec.value_serde.in_store(store, "value", application_id),

@@ -1,35 +1,26 @@
 """Reads the rows of a store partition by partition, as Spark does: bytes, in batches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from statestore.errors import Misuse, UnknownStore
 from statestore.model.batch import in_lots
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.at_rest import StoresAtRest, open_reader, windows_kept_ms
+from statestore.operations.at_rest import NO_TERMS, StoresAtRest, in_bytes, open_reader
 from statestore.operations.audits.perform import log_side
 from statestore.operations.audits.rows import AuditRows, Subject
+from statestore.operations.deployed import Deployed, DeployedSchema, DeployedStore
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
-from statestore.stores import in_windows, keyvalue, serdes, sessions, windows
-from statestore.stores.kinds import AnyReader
+from statestore.stores.kinds.kind import AnyReader, Columns, StoreKind, StoreTerms
+from statestore.stores.kinds.registry import kind_named
 from statestore.stores.reads import Entry, RowScan
-from statestore.stores.specs import AtRestSpec, SessionSpec, WindowSpec, spec_in_bytes
+from statestore.stores.specs import StoreSpec
 from statestore.stores.versioned import layout as versioned_layout
-from statestore.stores.versioned.store import VersionedReader
-
-
-class Columns(NamedTuple):
-    """Rows of a store by column; `begins` and `ends` are the spans of versions and of windows."""
-
-    keys: list[Any]
-    values: list[Any]
-    begins: list[int | None]
-    ends: list[int | None]
 
 
 class Times(NamedTuple):
@@ -49,8 +40,30 @@ class Times(NamedTuple):
         return Columns(*(list(compress(column, kept)) for column in rows))
 
 
+class Narrowed(NamedTuple):
+    """What of a store to read: at least the rows with these keys and times. None: no limit.
+
+    `keys`: sorted. `low` and `high`: the least and the largest key. The times are those at which
+    rows begin, and the least one at which they end, inclusive, in ms.
+    """
+
+    keys: Sequence[bytes] | None = None
+    low: bytes | None = None
+    high: bytes | None = None
+    begins_least_ms: int | None = None
+    begins_most_ms: int | None = None
+    ends_least_ms: int | None = None
+
+
+ALL: Final = Narrowed()
+
+
 class Shape(msgspec.Struct, frozen=True):
-    """What a store is like: its kind, its serdes if they are known, its tasks and its log."""
+    """What a store is like: its kind, its serdes if they are known, its tasks and its log.
+
+    The schemas are those of keys and of values, if they were recorded and one schema wrote all rows
+    that are there.
+    """
 
     store: str
     kind: str
@@ -59,21 +72,15 @@ class Shape(msgspec.Struct, frozen=True):
     tasks: list[tuple[str, int]]
     topic: str
     is_source: bool
-    windows_kept_ms: int = 0
+    terms: StoreTerms = NO_TERMS
     export: str | None = None
+    key_schema: DeployedSchema | None = None
+    value_schema: DeployedSchema | None = None
 
     @property
-    def window_ms(self) -> int:
-        """How long its windows are; 0 where it has none."""
-        found = serdes.of_windowed(self.key_serde or "")
-        return 0 if found is None else found.size_ms or 0
-
-    @property
-    def spec(self) -> AtRestSpec:
+    def spec(self) -> StoreSpec:
         """How to read it in bytes."""
-        return spec_in_bytes(
-            self.kind, self.store, window_ms=self.window_ms, kept_ms=self.windows_kept_ms
-        )
+        return in_bytes(self.kind, self.store, self.terms)
 
 
 def shape_of(
@@ -83,13 +90,25 @@ def shape_of(
     if export is None:
         with closing(StoresAtRest(environment)) as looked:
             said = looked.deployed
-            kind = said.stores[store].kind if store in said.stores else keyvalue.KIND
+            kind = said.kind(store)
             tasks = looked.find(store, partition, kind=kind)
     else:
         manifest = Exports.of(environment).read(export)
         found = find_exported(manifest, store, partition)
         said, kind, export = manifest.deployed, found[0].store.kind, manifest.export_id
         tasks = [at.task for at in found]
+    return shape_in(said, store, kind, tasks, environment.settings.application_id, export)
+
+
+def shape_in(
+    said: Deployed,
+    store: str,
+    kind: str,
+    tasks: Sequence[TaskId],
+    application_id: str,
+    export: str | None = None,
+) -> Shape:
+    """Return the shape of a store as a deployed topology describes it, in these stream tasks."""
     known = said.stores.get(store)
     return Shape(
         store,
@@ -97,11 +116,19 @@ def shape_of(
         None if known is None else known.key_serde,
         None if known is None else known.value_serde,
         [(str(task), task.partition) for task in tasks],
-        said.log_of(environment.settings.application_id, store),
+        said.log_of(application_id, store),
         known is not None and known.source_topic is not None,
-        0 if known is None else windows_kept_ms(known),
+        NO_TERMS if known is None else known.terms,
         export,
+        None if known is None else known.key_schema,
+        None if known is None else _schema_of_values(known),
     )
+
+
+def _schema_of_values(known: DeployedStore) -> DeployedSchema | None:
+    """Return the schema by which all values are read; None if there are several, or none."""
+    schemas = [one.schema for one in known.writers() if one.serde == known.value_serde]
+    return schemas[0] if len(schemas) == 1 == len(known.writers()) else None
 
 
 def committed_rows(
@@ -111,11 +138,12 @@ def committed_rows(
     *,
     as_of_ms: int | None = None,
     times: Times | None = None,
+    part: Narrowed = ALL,
 ) -> Iterator[Columns]:
     """The rows that the store of one stream task holds as last committed, from a snapshot.
 
     `as_of_ms`: of a store with history, the versions valid then; `times`: those of a span; None:
-    all of them.
+    all of them. `part`: other rows than these may be left out.
     """
     if shape.export is not None:
         exports = Exports.of(environment)
@@ -125,7 +153,7 @@ def committed_rows(
         with open_reader(
             shape.spec, [FetchedStore(exports, at)], environment.databases.read
         ) as reader:
-            yield from _chunks(_entries(reader, as_of_ms, times))
+            yield from _parts(reader, shape, as_of_ms, times, part)
         return
     with closing(StoresAtRest(environment)) as looked:
         partition = TaskId.parse(stream_task).partition
@@ -134,7 +162,7 @@ def committed_rows(
         if task is None:
             raise UnknownStore(f"store {shape.store!r} is no longer in stream task {stream_task}")
         with looked.reader(task, shape.spec) as reader:
-            yield from _chunks(_entries(reader, as_of_ms, times))
+            yield from _parts(reader, shape, as_of_ms, times, part)
 
 
 def logged_rows(
@@ -145,13 +173,18 @@ def logged_rows(
     *,
     as_of_ms: int | None = None,
     times: Times | None = None,
+    end: int | None = None,
 ) -> Iterator[Columns]:
-    """The rows that the log of a store makes up to its last stable offset; nothing expires."""
+    """The rows that the log of a store makes; nothing expires.
+
+    `end`: up to which offset; None: the last stable one.
+    """
     log = TopicPartition(shape.topic, partition)
     cluster = environment.cluster
     if log.topic not in cluster.partitions([log.topic]):
         raise Misuse(f"store {shape.store!r} has no log {log.topic} on these brokers")
-    end = cluster.bounds([log])[log].end
+    if end is None:
+        end = cluster.bounds([log])[log].end
     subject = Subject(
         shape.store,
         stream_task,
@@ -169,17 +202,46 @@ def logged_rows(
         is_source=shape.is_source,
     )
     replayed = log_side(environment, subject)
-    clock = replayed.rows.get((in_windows.TIME_ROW, 0))
+    clock = replayed.rows.get((kind_named(shape.kind).clock_row, 0))
     for rows in replayed.chunks():
         shown = _shown(rows, shape, as_of_ms, clock and clock.value)
         yield shown if times is None else times.of(shown)
 
 
-def _entries(reader: AnyReader, as_of_ms: int | None, times: Times | None) -> RowScan[Entry]:
+def _parts(
+    reader: AnyReader, shape: Shape, as_of_ms: int | None, times: Times | None, part: Narrowed
+) -> Iterator[Columns]:
+    kind = kind_named(shape.kind)
+    if part.keys is None:
+        yield from _chunks(_entries(reader, kind, as_of_ms, times, part))
+    elif kind.has_windows or (kind.keeps_history and as_of_ms is None):
+        for key in part.keys:
+            only = part._replace(keys=None, low=key, high=key)
+            yield from _chunks(_entries(reader, kind, as_of_ms, times, only))
+    else:
+        for keys in in_lots(part.keys, len):
+            found = [one for one in kind.find_many(reader, keys, as_of_ms) if one is not None]
+            if found:
+                yield Columns(*map(list, zip(*found, strict=True)))
+
+
+def _entries(
+    reader: AnyReader, kind: StoreKind, as_of_ms: int | None, times: Times | None, part: Narrowed
+) -> RowScan[Entry]:
+    low, high = part.low, part.high
     if times is not None:
-        assert isinstance(reader, VersionedReader)
-        return reader.versions(from_ms=times.first_ms, to_ms=times.last_ms)
-    return reader.everything() if as_of_ms is None else reader.entries(as_of_ms=as_of_ms)
+        return kind.versions(reader, low, high, from_ms=times.first_ms, to_ms=times.last_ms)
+    if as_of_ms is not None:
+        return reader.entries(low, high, as_of_ms=as_of_ms)
+    if part == ALL:
+        return reader.everything()
+    if kind.keeps_history:
+        return kind.versions(reader, low, high)
+    first_ms = part.begins_least_ms
+    if kind.rows_have_times and part.ends_least_ms is not None:
+        # Sessions are found by their ends, and begin before these.
+        first_ms = max(part.ends_least_ms, first_ms or 0)
+    return kind.within(reader, low, high, from_ms=first_ms, to_ms=part.begins_most_ms)
 
 
 def _chunks(found: RowScan[Entry]) -> Iterator[Columns]:
@@ -191,25 +253,7 @@ def _chunks(found: RowScan[Entry]) -> Iterator[Columns]:
 
 def _shown(rows: AuditRows, shape: Shape, as_of_ms: int | None, clock: bytes | None) -> Columns:
     """The versions in a log that were valid then; of windows, those that have not expired."""
-    if shape.kind == SessionSpec.kind:
-        return Columns(*sessions.columns_of(rows.keys, rows.values, clock, shape.windows_kept_ms))
     if as_of_ms is not None:
         rows = rows.valid_at(as_of_ms, versioned_layout.TIME_MIN)
-    begins: list[int | None] = list(rows.begins)
-    if shape.kind != WindowSpec.kind:
-        return Columns(list(rows.keys), list(rows.values), begins, rows.ends)
-    gone_ms = windows.expired_ms(clock, shape.windows_kept_ms)
-    found = [
-        (windows.row_of(key), value)
-        for key, value in zip(rows.keys, rows.values, strict=True)
-        if key is not None
-        and key != in_windows.TIME_ROW
-        and in_windows.start_of(key[-8:]) > gone_ms
-    ]
-    starts = [in_windows.start_of(row) for row, _ in found]
-    return Columns(
-        [row[8:] for row, _ in found],
-        [value for _, value in found],
-        list(starts),
-        [start + shape.window_ms for start in starts],
-    )
+    found = Columns(list(rows.keys), list(rows.values), list(rows.begins), rows.ends)
+    return kind_named(shape.kind).seen_in_log(found, clock, shape.terms)

@@ -27,6 +27,7 @@ from statestore.operations.run import (
 )
 from statestore.tasks.history import WorkHistory
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare
+from statestore.tasks.origins import Origins
 from statestore.tasks.plan import GlobalStoresByName, Standing, TaskPlan, TaskReport
 from statestore.tasks.progress import ProgressFile
 from statestore.tasks.slot import FOREVER_MS, Ending, Served, Tell, serve
@@ -201,7 +202,7 @@ def stream_tasks(
     memory = MemoryShare(MemoryLimits.of(settings, slots))
     made = []
     for task in planned:
-        plan = _task_plan(topology, task, request, slots)
+        plan = _task_plan(topology, task, request, slots, settings.application_id)
         edges = environment.task_edges(plan, task.batch_bytes)
         edges = replace(edges, global_stores=global_stores)
         made.append((task, StreamTask(plan, edges, settings, layout, memory)))
@@ -234,7 +235,11 @@ def _prepared(environment: Environment, topology: Topology, request: RunRequest)
 
 
 def _task_plan(
-    topology: Topology, planned: PlannedTask, request: RunRequest, slots: int
+    topology: Topology,
+    planned: PlannedTask,
+    request: RunRequest,
+    slots: int,
+    application_id: str,
 ) -> TaskPlan:
     ends = planned.ends()
     return TaskPlan(
@@ -247,4 +252,5 @@ def _task_plan(
         accept_empty_changelog=request.accept_empty_changelog,
         serving=planned.serving,
         times=planned.times,
+        origins=Origins(topology.sub_topologies, application_id),
     )

@@ -25,7 +25,7 @@ from statestore.topology.graph import Topology
 
 _OURS = "statestore"
 # All that a topology is made of.
-_MODULES = ("statestore.model.", "statestore.stores.", "statestore.topology.")
+_MODULES = ("statestore.model.", "statestore.serdes", "statestore.stores.", "statestore.topology.")
 # They travel by themselves: functions and classes by name, and these by value.
 _BY_THEMSELVES = (type, ModuleType, FunctionType)
 _STRUCT = type(msgspec.Struct)

@@ -12,9 +12,9 @@ from typing import Final
 
 from statestore.errors import InvalidSetting, Misuse, NotCopartitioned
 from statestore.ports import Cluster, KeyHashes, TopicSpec
+from statestore.serdes import composed
 from statestore.settings import Settings
-from statestore.stores import serdes
-from statestore.stores.specs import VersionedSpec
+from statestore.stores.kinds.registry import kind_of
 from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of
 from statestore.topology.nodes import Node, OperatorNode, SourceNode, TopicName
@@ -118,7 +118,7 @@ def table_topics(topology: Topology) -> dict[str, dict[str, str]]:
     for name, nodes in readers.items():
         if nodes and all(isinstance(node, OperatorNode) and node.keeps for node in nodes):
             specs = [topology.stores[store] for node in nodes for store in node.stores]
-            keeps_history = any(isinstance(spec, VersionedSpec) for spec in specs)
+            keeps_history = any(kind_of(spec).keeps_history for spec in specs)
             found[name] = _ALL_KEPT if keeps_history else {"cleanup.policy": "compact"}
     # A stream that reads the topic as well would miss what compaction removes.
     shared = {source.topic.name for source in topology.global_sources} - readers.keys()
@@ -182,7 +182,7 @@ def check_hashes(
         topic.name: keys.span_bytes
         for part in topology.sub_topologies
         for source in part.sources
-        if (keys := serdes.of_windowed(source.key_serde.name)) is not None
+        if (keys := composed.of_windowed(source.key_serde.name)) is not None
         for topic in source.topics
     }
     found = cluster.key_hashes(wanted, windowed) if wanted else {}

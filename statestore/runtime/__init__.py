@@ -30,8 +30,8 @@ from statestore.ports import (
 from statestore.runtime.brokers import KafkaBrokers
 from statestore.runtime.databases import RocksDatabases, open_built_in, options_hook
 from statestore.settings import Settings, expand
-from statestore.stores.kinds import BuiltIn
-from statestore.stores.specs import BuiltInSpec
+from statestore.stores.kinds.kind import BuiltIn
+from statestore.stores.specs import StoreSpec
 from statestore.targets import Address, FsspecTarget, fixed, read_file
 from statestore.tasks.plan import TaskEdges, TaskPlan
 
@@ -155,7 +155,7 @@ class Runtime:
             self.databases.link,
         )
 
-    def open_store(self, spec: BuiltInSpec, path: Path) -> BuiltIn:
+    def open_store(self, spec: StoreSpec, path: Path) -> BuiltIn:
         """Open a store that belongs to no stream task, without a write-ahead log."""
         level = self.settings.effective_isolation_level
         return open_built_in(spec, path, self.settings, self.clock, wal=False, level=level)
@@ -193,7 +193,7 @@ class Runtime:
         self._closes.callback(brokers.close)
         return brokers
 
-    def _open_task_store(self, plan: TaskPlan, spec: BuiltInSpec, path: Path) -> BuiltIn:
+    def _open_task_store(self, plan: TaskPlan, spec: StoreSpec, path: Path) -> BuiltIn:
         return open_built_in(
             spec,
             path,

@@ -22,15 +22,10 @@ from statestore.ports import Clock, Engine
 from statestore.settings import Settings
 from statestore.stores import durability, offsets
 from statestore.stores.durability import LagLimits
-from statestore.stores.kinds import (
-    KEY_VALUE_TABLES,
-    VERSIONED_TABLES,
-    BuiltIn,
-    open_over,
-    tables_of,
-)
-from statestore.stores.specs import BuiltInSpec, VersionedSpec
-from statestore.stores.versioned import layout as versioned_layout
+from statestore.stores.kinds.kind import BuiltIn
+from statestore.stores.kinds.opening import open_over
+from statestore.stores.kinds.registry import kind_of, tables_in
+from statestore.stores.specs import StoreSpec
 
 _READ_BYTES = 32 << 20
 
@@ -40,14 +35,14 @@ class RocksDatabases:
 
     def read(self, path: Path) -> Engine:
         """Open the database of a built-in store read-only."""
-        return _read_only(path, _tables_in(path))
+        return _read_only(path, tables_in(stored_tables(path)))
 
     def read_uncached(self, path: Path) -> Engine:
         """Open it read-only with an empty cache, so that every block's checksum is checked.
 
         RocksDB's cache knows a block by its database, wherever its files were copied to since.
         """
-        return _read_only(path, _tables_in(path), RocksMemory.of_bytes(_READ_BYTES))
+        return _read_only(path, tables_in(stored_tables(path)), RocksMemory.of_bytes(_READ_BYTES))
 
     def rewrite(self, path: Path) -> Engine:
         """Open it for writing, to change rows without the store that owns them."""
@@ -96,7 +91,7 @@ class RocksDatabases:
 
 
 def open_built_in(
-    spec: BuiltInSpec,
+    spec: StoreSpec,
     path: Path | None,
     settings: Settings,
     clock: Clock,
@@ -113,7 +108,7 @@ def open_built_in(
     """
     engine: Engine
     made: set[str] = set()
-    tables = tables_of(spec)
+    tables = kind_of(spec).tables
     if spec.persistent and path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         stored = stored_tables(path)
@@ -176,12 +171,6 @@ def options_hook(settings: Settings, store: str) -> Callable[[Any], None] | None
     return hook
 
 
-def _tables_in(path: Path) -> Sequence[str]:
-    """The tables of the kind of store that lies in `path`."""
-    versioned = versioned_layout.HISTORY in stored_tables(path)
-    return VERSIONED_TABLES if versioned else KEY_VALUE_TABLES
-
-
 def _read_only(path: Path, tables: Sequence[str], memory: RocksMemory | None = None) -> Engine:
     missing = set(tables).difference(stored_tables(path))
     if missing:
@@ -190,10 +179,10 @@ def _read_only(path: Path, tables: Sequence[str], memory: RocksMemory | None = N
     return open_rocks(path, tables=tables, tuning=RocksTuning(memory=known, read_only=True))
 
 
-def _refuse_other_kind(path: Path, spec: BuiltInSpec, stored: Sequence[str]) -> None:
+def _refuse_other_kind(path: Path, spec: StoreSpec, stored: Sequence[str]) -> None:
     """Misuse if the tables on disk belong to another kind of store, before RocksDB adds others."""
-    theirs = KEY_VALUE_TABLES if isinstance(spec, VersionedSpec) else VERSIONED_TABLES
-    if set(stored) - {"default"} != set(theirs):
+    theirs = tables_in(stored)
+    if theirs == kind_of(spec).tables or set(stored) - {"default"} != set(theirs):
         return
     with closing(_read_only(path, theirs)) as engine:
         offsets.check_format(engine.table(offsets.TABLE), spec.kind, str(path))

@@ -29,15 +29,16 @@ from statestore.runtime.workers import check_workers, serve_by_workers
 from statestore.settings import Settings
 from statestore.stores import durability
 from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.kinds import BuiltIn, InWindows, over_rows
+from statestore.stores.kinds.kind import BuiltIn
+from statestore.stores.kinds.opening import within
+from statestore.stores.kinds.registry import expires
 from statestore.stores.sessions import TransactionalSessionStore
 from statestore.stores.specs import (
-    AtRestSpec,
     KeyValueSpec,
     SessionSpec,
+    StoreSpec,
     VersionedSpec,
     WindowSpec,
-    within,
 )
 from statestore.stores.versioned.store import TransactionalVersionedStore
 from statestore.stores.windows import TransactionalWindowStore
@@ -126,12 +127,12 @@ def open_store(
     settings: Settings | Mapping[str, object] | None = None,
 ) -> TransactionalSessionStore[K, V]: ...
 def open_store(
-    spec: AtRestSpec,
+    spec: StoreSpec,
     directory: str | Path | None = None,
     *,
     isolation_level: IsolationLevel | str | None = None,
     settings: Settings | Mapping[str, object] | None = None,
-) -> BuiltIn | InWindows:
+) -> BuiltIn:
     """Open a store on its own, in `<directory>/<name>`.
 
     The store has no changelog, so RocksDB's write-ahead log is on. Raises Locked while another
@@ -142,20 +143,16 @@ def open_store(
     level = known.effective_isolation_level if isolation_level is None else isolation_level
     if spec.persistent and directory is None:
         raise Misuse(f"store {spec.name!r} is persistent: pass the directory it lives in")
-    if isinstance(spec, KeyValueSpec) and spec.ttl_ms is not None:
+    if expires(spec):
         raise Misuse(
             f"store {spec.name!r}: ttl_ms goes by the stream time of a task, which a store on its "
             "own does not have: leave it out, or give the store to process()"
         )
     path = None if directory is None else Path(directory) / spec.name
     wal = known.write_ahead_log is not False
-    rows = spec.rows if isinstance(spec, WindowSpec | SessionSpec) else spec
-    store = open_built_in(rows, path, known, SystemClock(), wal=wal, level=IsolationLevel(level))
+    store = open_built_in(spec, path, known, SystemClock(), wal=wal, level=IsolationLevel(level))
     if spec.persistent and not wal:
         durability.watch(store.staged)
-    if isinstance(spec, WindowSpec | SessionSpec):
-        assert isinstance(store, TransactionalKeyValueStore)
-        return over_rows(store, spec)
     return store
 
 

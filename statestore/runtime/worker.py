@@ -25,7 +25,14 @@ from typing import Any, Final, NamedTuple
 
 from statestore.errors import StateStoreError
 from statestore.faults import arm_from_environment
-from statestore.metrics import LeftOutTotals, StoreFigures, figures, left_out_totals
+from statestore.metrics import (
+    LeftOutTotals,
+    StoreFigures,
+    TaskFigures,
+    figures,
+    left_out_totals,
+    task_figures,
+)
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.run import PlannedTask, RunRequest
 from statestore.operations.serving import serve_planned
@@ -88,6 +95,7 @@ class Figures(NamedTuple):
 
     stores: list[StoreFigures]
     left_out: LeftOutTotals
+    tasks: list[TaskFigures]
 
 
 Order = Share | Stop | None
@@ -165,7 +173,7 @@ class _Worker:
 
         def tell() -> None:
             while not ending.wait(_FIGURES_EVERY_S):
-                self.send(Figures(figures(), left_out_totals()))
+                self.send(Figures(figures(), left_out_totals(), task_figures()))
 
         thread = threading.Thread(target=tell, name="figures", daemon=True)
         if wanted:
@@ -176,7 +184,7 @@ class _Worker:
             ending.set()
             if wanted:
                 thread.join()  # None of them comes behind the end of its share.
-                self.send(Figures([], left_out_totals()))
+                self.send(Figures([], left_out_totals(), task_figures()))
 
     def _listen(self) -> None:
         try:

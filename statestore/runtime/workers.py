@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Final, Self, assert_never
 
 from statestore.errors import HostFailure, Misuse
-from statestore.metrics import GatheredFigures, LeftOutTotals, StoreFigures
+from statestore.metrics import GatheredFigures, LeftOutTotals, StoreFigures, TaskFigures
 from statestore.operations.run import PlannedTask, Run, RunSummary
 from statestore.operations.serving import serve_waves, shares_of, untold
 from statestore.runtime.worker import SIGNALS, Done, Failed, Figures, Hello, News, Share, Stop
@@ -56,7 +56,7 @@ def serve_by_workers(
 
 
 def check_workers(count: object) -> None:
-    """Misuse if this is no number of workers."""
+    """Misuse if this is not a number of workers."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise Misuse(f"workers={count!r}: pass the number of processes, from 1")
 
@@ -157,8 +157,8 @@ class Workers:
                 logger = logging.getLogger(news.name)
                 if logger.isEnabledFor(news.levelno):
                     logger.handle(news)
-            case Figures(stores, left_out):
-                self._gather(process, stores, left_out)
+            case Figures(stores, left_out, tasks):
+                self._gather(process, stores, left_out, tasks)
             case Done(reports):
                 self._rest(process)
                 return reports
@@ -176,9 +176,10 @@ class Workers:
         process: "_Process",
         stores: Sequence[StoreFigures] = (),
         left_out: LeftOutTotals | None = None,
+        tasks: Sequence[TaskFigures] | None = None,
     ) -> None:
         if self._gathered is not None:
-            self._gathered.put(process.number, stores, left_out)
+            self._gathered.put(process.number, stores, left_out, tasks)
 
     def _rest(self, process: "_Process") -> None:
         self._gather(process)

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from statestore import serdes
 from statestore.model.batch import in_lots
 from statestore.model.served import Freshness, ServedRow
+from statestore.serdes.java_serdes import scalar_type
 from statestore.serving.encoding import Encoding, to_json
-from statestore.serving.values import RowInBytes, RowsFound, RowStream, StoreAbout
-from statestore.stores import serdes
-from statestore.stores.java_serdes import scalar_type
+from statestore.serving.values import RowsFound, RowStream, StoreAbout
+from statestore.stores.reads import Entry
 
 ARROW = "application/vnd.apache.arrow.stream"
 _BATCH = 10_000
@@ -145,9 +146,7 @@ def arrow_chunks(stream: RowStream, encoding: Encoding) -> Iterator[bytes]:
     yield _taken(sink)
 
 
-def _served(
-    row: RowInBytes | None, encoding: Encoding, span_names: Sequence[str]
-) -> ServedRow | None:
+def _served(row: Entry | None, encoding: Encoding, span_names: Sequence[str]) -> ServedRow | None:
     if row is None:
         return None
     spans = dict(zip(span_names, row[2:], strict=False))

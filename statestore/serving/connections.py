@@ -159,7 +159,7 @@ class _Protocol(H11Protocol):
         self._over()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP; if it is a body, nobody answers its request any more."""
+        """Refuse what is not HTTP; if it is a body, nobody answers its request any more."""
         cycle: Any = self.cycle  # None until the first request.
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True

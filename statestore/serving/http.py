@@ -35,6 +35,7 @@ from statestore import __version__
 from statestore.errors import Misuse, NotUpToBound, StateStoreError, Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import parse_time, to_ms
+from statestore.reading.questions import Range, VersionSpan
 from statestore.serving import openapi
 from statestore.serving.access import ServeLimits, Tokens
 from statestore.serving.answers import (
@@ -49,7 +50,7 @@ from statestore.serving.encoding import Encoding, to_json
 from statestore.serving.gate import PROBLEM, App, ServingGate, headers_of, problem_of
 from statestore.serving.prometheus import ServeMetrics
 from statestore.serving.service import StateService
-from statestore.serving.values import Range, RowsFound, RowStream, VersionSpan
+from statestore.serving.values import RowsFound, RowStream
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

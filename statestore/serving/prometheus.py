@@ -13,12 +13,24 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from statestore.errors import HostFailure
-from statestore.metrics import LeftOutTotals, StoreFigures, figures, left_out_totals
+from statestore.metrics import (
+    LeftOutTotals,
+    StoreFigures,
+    TaskFigures,
+    figures,
+    left_out_totals,
+    task_figures,
+)
 from statestore.model.left_out import Cause, Fate
 from statestore.serving.service import StateService
 
@@ -26,6 +38,7 @@ _log = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 _STORE_LABELS = ("application_id", "store", "task")
 _TASK_LABELS = ("application_id", "task")
+_INPUT_LABELS = (*_TASK_LABELS, "topic", "partition")
 _LEFT_OUT_LABELS = (*_TASK_LABELS, "node", "reason")
 
 
@@ -41,6 +54,7 @@ class RunFigures(Protocol):
 
     def figures(self) -> Iterable[StoreFigures]: ...
     def left_out(self) -> LeftOutTotals: ...
+    def tasks(self) -> Iterable[TaskFigures]: ...
 
 
 class OwnFigures:
@@ -52,6 +66,9 @@ class OwnFigures:
     def left_out(self) -> LeftOutTotals:
         return left_out_totals()
 
+    def tasks(self) -> Iterable[TaskFigures]:
+        return task_figures()
+
 
 class RunCollector(Collector):
     """What a run does, in this process or in those that it has started."""
@@ -61,8 +78,9 @@ class RunCollector(Collector):
         self._told = told
 
     def collect(self) -> Iterator[Metric]:
-        """Return what the open stores tell, and what stream tasks have left out."""
+        """Return what the open stores tell, and what stream tasks have done and left out."""
         yield from self._of_stores()
+        yield from _of_tasks(self._application_id, self._told.tasks())
         yield from left_out_counters("statestore", self._application_id, self._told.left_out())
 
     def _of_stores(self) -> Iterator[Metric]:
@@ -81,6 +99,11 @@ class RunCollector(Collector):
             name: CounterMetricFamily(f"statestore_{name}", about, labels=_STORE_LABELS)
             for name, (about, _) in totals.items()
         }
+        durations = SummaryMetricFamily(
+            "statestore_commit_duration_seconds",
+            "Time of a store's part of commits",
+            labels=_STORE_LABELS,
+        )
         seen: set[tuple[str, str]] = set()
         for store in self._told.figures():
             place = store.store, store.task or ""
@@ -97,8 +120,43 @@ class RunCollector(Collector):
                 families[name].add_metric(labels, figure)
             for name, (_, field) in totals.items():
                 counters[name].add_metric(labels, store.totals[field])
+            commits, seconds = store.totals["commits"], store.totals["commit_seconds"]
+            durations.add_metric(labels, int(commits), seconds)
         yield from families.values()
         yield from counters.values()
+        yield durations
+
+
+def _of_tasks(application_id: str, tasks: Iterable[TaskFigures]) -> Iterator[Metric]:
+    """Return what stream tasks have done: sums and counts, of which a scraper makes averages."""
+    commits = SummaryMetricFamily(
+        "statestore_task_commit_duration_seconds",
+        "Time of a stream task's whole commits, with the brokers' part",
+        labels=_TASK_LABELS,
+    )
+    waits = SummaryMetricFamily(
+        "statestore_task_commit_wait_duration_seconds",
+        "Time for which a stream task's commits waited for brokers, by part",
+        labels=(*_TASK_LABELS, "part"),
+    )
+    came = CounterMetricFamily(
+        "statestore_task_records_in", "Records processed and committed", labels=_INPUT_LABELS
+    )
+    lags = GaugeMetricFamily(
+        "statestore_task_lag_records",
+        "Offsets of an input up to the end of its log that are not committed",
+        labels=_INPUT_LABELS,
+    )
+    for one in tasks:
+        labels = (application_id, one.task)
+        commits.add_metric(labels, one.commits, one.commit_seconds)
+        for part, seconds in one.waits._asdict().items():
+            waits.add_metric((*labels, part), one.commits, seconds)
+        for (topic, partition), count in one.records_in.items():
+            came.add_metric((*labels, topic, str(partition)), count)
+        for (topic, partition), lag in one.lags.items():
+            lags.add_metric((*labels, topic, str(partition)), lag)
+    yield from (commits, waits, came, lags)
 
 
 def left_out_counters(
@@ -154,9 +212,15 @@ class _CopyCollector(Collector):
         came = CounterMetricFamily(
             "statestore_serve_records_in", "Records that all runs took in", labels=_TASK_LABELS
         )
+        commits = SummaryMetricFamily(
+            "statestore_serve_commit_duration_seconds",
+            "Time of the whole commits of all runs, with the brokers' part",
+            labels=_TASK_LABELS,
+        )
         for name, each in sums.items():
             came.add_metric((self._application_id, name), each.records_in)
-        yield came
+            commits.add_metric((self._application_id, name), each.commits, each.commit_seconds)
+        yield from (came, commits)
         totals = {name: each.left_out for name, each in sums.items()}
         yield from left_out_counters("statestore_serve", self._application_id, totals)
 

@@ -6,7 +6,7 @@ that it was read from, of the very commit that was read.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -16,28 +16,24 @@ from statestore.errors import Misuse, Unavailable
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.model.served import Freshness
 from statestore.operations.at_rest import (
-    READABLE,
     StoresAtRest,
     existing_application,
-    spec_of,
     tasks_text,
 )
-from statestore.operations.deployed import Deployed, DeployedStore
+from statestore.operations.deployed import Deployed
 from statestore.operations.environment import Environment
 from statestore.operations.homes import homes
-from statestore.operations.pipelines import serdes_of
-from statestore.serving.encoding import Encoding
+from statestore.reading.decoding import Decoding
+from statestore.reading.questions import Range
+from statestore.reading.views import StoreView
+from statestore.serving.encoding import IN_BYTES, WAYS_OUT, Encoding
 from statestore.serving.followers import Followers, TaskState
 from statestore.serving.pages import RowPage, RowPages
 from statestore.serving.replicas import Replica, Stand
-from statestore.serving.values import Range, RowInBytes, RowsFound, RowStream, StoreAbout
-from statestore.stores import keyvalue, serdes
-from statestore.stores.kinds import AnyReader, reader_over
+from statestore.serving.values import RowsFound, RowStream, StoreAbout
+from statestore.stores.kinds.kind import AnyReader
+from statestore.stores.kinds.opening import reader_over
 from statestore.stores.reads import Entry, RowScan
-from statestore.stores.sessions import SessionReader
-from statestore.stores.specs import AtRestSpec
-from statestore.stores.versioned.store import VersionedReader
-from statestore.stores.windows import WindowReader
 from statestore.tasks.progress import Sums, read_progress
 from statestore.topology.graph import Topology
 
@@ -87,6 +83,8 @@ class StateService:
         self._pages = RowPages(environment.clock, kept_s=pages_kept_s)
         self._lags = lags
         self._topology = topology
+        self._views: tuple[Deployed | None, dict[str, StoreView]] = (None, {})
+        self._encodings: dict[tuple[str, bool], tuple[StoreView, Encoding]] = {}
 
     def start(self) -> None:
         """Begin to copy; `unready` says what is still missing."""
@@ -152,17 +150,17 @@ class StateService:
         deployed = self.deployed
         found = []
         for name, known in sorted(deployed.stores.items()):
-            why_not = _why_not_served(known)
+            view = self._view(name)
             found.append(
                 StoreAbout(
                     store=name,
                     kind=known.kind,
                     key_serde=known.key_serde,
                     value_serde=known.value_serde,
-                    partitions=self._partitions(name),
-                    served=why_not is None,
-                    why_not=why_not,
-                    inputs=self._inputs(name),
+                    partitions=self._partitions(view),
+                    served=view.cannot_be_read is None,
+                    why_not=view.cannot_be_read,
+                    inputs=list(view.inputs),
                     retention_ms=known.retention_ms,
                 )
             )
@@ -183,8 +181,9 @@ class StateService:
         A key that is not where its hash puts it is looked for in the other partitions, because a
         processor may keep it anywhere and other clients place records in another way.
         """
-        places = self._places(store, keys, partition)
-        found: dict[int, RowInBytes | None] = {}
+        view = self._view(store)
+        places, kind = self._places(view, keys, partition), view.kind
+        found: dict[int, Entry | None] = {}
         freshness: dict[str, Freshness] = {}
         span_names: tuple[str, ...] = ()
 
@@ -192,9 +191,9 @@ class StateService:
             nonlocal span_names
             wanted = [keys[number] for number in numbers]
             asked = self._ask(
-                store,
-                [self._task(store, asked_in)],
-                lambda reader: _found(reader, wanted, as_of_ms),
+                view,
+                [self._task(view, asked_in)],
+                lambda reader: kind.find_many(reader, wanted, as_of_ms),
             )
             asked.close()
             span_names = asked.span_names
@@ -207,7 +206,7 @@ class StateService:
             ask(place, numbers)
         missed = [number for number in range(len(keys)) if number not in found]
         if missed and partition is None:
-            for place in range(self._partitions(store)):
+            for place in range(self._partitions(view)):
                 left = [n for n in missed if n not in found and n not in places.get(place, ())]
                 if left:
                     ask(place, left)
@@ -216,29 +215,18 @@ class StateService:
 
     def scan(self, store: str, wanted: Range) -> RowStream:
         """Return all rows in a range, in the order of the store, of one moment per stream task."""
-        lo, hi, beyond = wanted.bounds()
-
-        def ask(reader: AnyReader) -> RowScan[Entry]:
-            times = wanted.times
-            if times is None:
-                return reader.entries(lo, hi, as_of_ms=wanted.as_of_ms, reverse=wanted.reverse)
-            return _with_versions(reader, store).versions(
-                lo,
-                hi,
-                from_ms=times.first_ms,
-                to_ms=times.last_ms,
-                ascending=times.ascending,
-                reverse=wanted.reverse,
-            )
-
-        asked = self._ask(store, self._tasks(store, wanted.partition), ask)
-        rows = (RowInBytes(*entry) for entry in asked.result if entry.key != beyond)
+        view = self._view(store)
+        asked = self._ask(
+            view,
+            self._tasks(view, wanted.partition),
+            lambda reader: wanted.rows(view.kind, reader),
+        )
 
         def close() -> None:
             asked.result.close()
             asked.close()
 
-        return RowStream(rows, asked.span_names, asked.freshness, close)
+        return RowStream(asked.result, asked.span_names, asked.freshness, close)
 
     def range(self, store: str, wanted: Range, *, limit: int, page_token: str | None) -> RowsFound:
         """Return a page of a range. All pages are of the moment of the first one."""
@@ -269,15 +257,15 @@ class StateService:
         limit: int,
     ) -> RowsFound:
         """Return versions of a key in a store with history, the latest first."""
+        view = self._view(store)
 
-        def ask(reader: AnyReader) -> list[RowInBytes]:
-            found = _with_versions(reader, store).history(
-                key, from_time=from_ms, to_time=to_ms, descending=not ascending
-            )
-            with found:
-                return [RowInBytes(key, *one) for one in _limited(found, store, limit)]
+        def ask(reader: AnyReader) -> list[Entry]:
+            with view.kind.versions(
+                reader, key, key, from_ms=from_ms, to_ms=to_ms, ascending=ascending
+            ) as found:
+                return list(_limited(found, store, limit))
 
-        return self._of_key(store, key, partition, ask)
+        return self._of_key(view, key, partition, ask)
 
     def windows(
         self,
@@ -290,41 +278,39 @@ class StateService:
         limit: int,
     ) -> RowsFound:
         """Return windows that start in a span, or sessions that overlap it, of one key."""
+        view = self._view(store)
 
-        def ask(reader: AnyReader) -> list[RowInBytes]:
-            if not isinstance(reader, WindowReader | SessionReader):
-                raise Misuse(f"store {store!r} has no windows: ask for the row itself")
-            with reader.fetch(key, from_time=from_ms, to_time=to_ms) as found:
-                return [
-                    RowInBytes(key, value, window.start_ms, window.end_ms)
-                    for window, value in _limited(found, store, limit)
-                ]
+        def ask(reader: AnyReader) -> list[Entry]:
+            with view.kind.windows(reader, key, from_ms=from_ms, to_ms=to_ms) as found:
+                return list(_limited(found, store, limit))
 
-        return self._of_key(store, key, partition, ask)
+        return self._of_key(view, key, partition, ask)
 
     # Waiting for one's own write.
 
     def bound(self, store: str, wanted: Mapping[TopicPartition, int]) -> Position:
         """Return what is to be waited for; Misuse if the store is not made of such a topic."""
-        inputs = self._inputs(store)
+        view = self._view(store)
+        partitions = self._partitions(view)
         for topic, partition in wanted:
-            if topic not in inputs:
+            if topic not in view.inputs:
                 raise Misuse(
                     f"min_position: store {store!r} is not made of topic {topic!r}: wait for "
-                    f"{', '.join(inputs) or 'nothing'}"
+                    f"{', '.join(view.inputs) or 'nothing'}"
                 )
-            if not 0 <= partition < self._partitions(store):
+            if not 0 <= partition < partitions:
                 raise Misuse(
                     f"min_position: store {store!r} has no partition {partition}: it has "
-                    f"{self._partitions(store)}"
+                    f"{partitions}"
                 )
         return Position.of(wanted)
 
     def behind(self, store: str, bound: Position) -> str | None:
         """Return what is not processed yet up to the bound; None: everything is."""
+        view = self._view(store)
         for tp, last in bound.as_dict().items():
-            task = self._task(store, tp.partition)
-            asked = self._ask(store, [task], lambda _reader: None)
+            task = self._task(view, tp.partition)
+            asked = self._ask(view, [task], lambda _reader: None)
             asked.close()
             reached = asked.freshness[0].position.get(tp.topic, {}).get(tp.partition, -1)
             if reached < last:
@@ -337,38 +323,43 @@ class StateService:
 
     def check_served(self, store: str) -> None:
         """Raise what forbids any question: UnknownStore, or Misuse for a store without files."""
-        known = self.deployed.stores.get(store)
-        if known is None:
-            if not self._having(store):
-                raise self._not_there(store, [])
-        elif (why_not := _why_not_served(known)) is not None:
-            raise Misuse(f"store {store!r} cannot be served: {why_not}")
+        view = self._view(store)
+        if view.known is None:
+            if not self._having(view):
+                raise self._not_there(view, [])
+        elif view.cannot_be_read is not None:
+            raise Misuse(f"store {store!r} cannot be served: {view.cannot_be_read}")
 
     def encoding(self, store: str, *, raw: bool) -> Encoding:
         """Return how keys and values of a store are shown; an error if it is not served."""
         self.check_served(store)
-        if raw or self._topology is None:
-            return Encoding.of(self.deployed, store, raw=raw)
-        found = serdes_of(self._topology, store, self._environment.settings.application_id)
-        return Encoding(store, found.key, found.value)
+        kept = self._encodings.get((store, raw))
+        view = self._view(store)
+        if kept is None or kept[0] is not view:
+            found = view.serdes(WAYS_OUT, raw=raw, topology=self._topology)
+            kept = self._encodings[store, raw] = (
+                view,
+                Encoding(Decoding(store, found, IN_BYTES)),
+            )
+        return kept[1]
 
     # How it is done.
 
     def _of_key(
         self,
-        store: str,
+        view: StoreView,
         key: bytes,
         partition: int | None,
-        ask: Callable[[AnyReader], list[RowInBytes]],
+        ask: Callable[[AnyReader], list[Entry]],
     ) -> RowsFound:
         """Return rows of one key, from where its hash puts it or else from another partition."""
-        places = list(self._places(store, [key], partition))
+        places = list(self._places(view, [key], partition))
         if partition is None:
-            places += [place for place in range(self._partitions(store)) if place not in places]
+            places += [place for place in range(self._partitions(view)) if place not in places]
         freshness: dict[str, Freshness] = {}
         span_names: tuple[str, ...] = ()
         for place in places:
-            asked = self._ask(store, [self._task(store, place)], ask)
+            asked = self._ask(view, [self._task(view, place)], ask)
             asked.close()
             span_names = asked.span_names
             freshness.update({one.stream_task: one for one in asked.freshness})
@@ -376,59 +367,62 @@ class StateService:
                 return RowsFound(asked.result, span_names, asked.freshness)
         return RowsFound([], span_names, _sorted(freshness))
 
-    def _ask(self, store: str, tasks: Sequence[TaskId], ask: Callable[[AnyReader], Any]) -> _Asked:
+    def _view(self, store: str) -> StoreView:
+        """Return what the topology deployed last says of a store, made once for each deployment."""
+        now = self.deployed
+        deployed, views = self._views
+        if deployed is not now:
+            views = {}
+            self._views = now, views
+        view = views.get(store)
+        if view is None:
+            application_id = self._environment.settings.application_id
+            view = StoreView.of(now, application_id, store)
+            if view.known is not None:  # Clients may ask for any name, again and again.
+                views[store] = view
+        return view
+
+    def _ask(
+        self, view: StoreView, tasks: Sequence[TaskId], ask: Callable[[AnyReader], Any]
+    ) -> _Asked:
         """Ask the copies of some stream tasks, each at one commit; close what is returned."""
         with ExitStack() as kept:
-            replicas = [self._borrowed(store, task, kept) for task in tasks]
+            replicas = [self._borrowed(view, task, kept) for task in tasks]
             with ExitStack() as turns:
                 # All threads take the turns in the order of tasks, and keep them for a moment.
                 for replica, _ in replicas:
                     turns.enter_context(replica.turn)
-                sources = [replica.source(store) for replica, _ in replicas]
-                reader = reader_over(self._spec(store), sources, f"store {store!r}", lambda: None)
+                sources = [replica.source(view.name) for replica, _ in replicas]
+                reader = reader_over(view.in_bytes, sources, f"store {view.name!r}", lambda: None)
                 result = ask(reader)
                 freshness = []
                 for replica, state in replicas:
-                    moved = not self._is_home(store, replica.task)
+                    moved = not _is_home(view, replica.task)
                     known = state._replace(stale=state.stale or moved)
-                    freshness.append(self._freshness(replica.task, known, replica.stand(store)))
+                    freshness.append(self._freshness(replica.task, known, replica.stand(view.name)))
             return _Asked(result, reader.span_names, freshness, kept.pop_all().close)
 
-    def _borrowed(self, store: str, task: TaskId, kept: ExitStack) -> tuple[Replica, TaskState]:
+    def _borrowed(
+        self, view: StoreView, task: TaskId, kept: ExitStack
+    ) -> tuple[Replica, TaskState]:
         for _ in range(_BORROW_TRIES):
             state = self._followers.state(task)
-            if state is None or state.replica is None or not state.replica.knows(store):
+            if state is None or state.replica is None or not state.replica.knows(view.name):
                 break  # Among others, because the store has just been moved.
             if state.replica.borrow():
                 kept.callback(state.replica.give_back)
                 return state.replica, state
-        raise self._not_there(store, [task])
+        raise self._not_there(view, [task])
 
-    def _spec(self, store: str) -> AtRestSpec:
-        return spec_of(self.deployed, store, serdes.BYTES, serdes.BYTES)
-
-    def _partitions(self, store: str) -> int:
+    def _partitions(self, view: StoreView) -> int:
         """Return how many partitions a store has: as deployed, or else as were seen on disk.
 
         Those that are copied are no measure: a row of another one would seem not to exist.
         """
-        counted = self.deployed.partitions(store)
-        if counted is not None:
-            return counted
-        return self._followers.width(store)
+        counted = view.partitions
+        return self._followers.width(view.name) if counted is None else counted
 
-    def _inputs(self, store: str) -> list[str]:
-        """Return the topics that the tasks of a store read."""
-        known = self.deployed.stores.get(store)
-        application_id = self._environment.settings.application_id
-        return [
-            topic
-            for part in self.deployed.sub_topologies
-            if known is not None and part.ordinal == known.sub_topology
-            for topic in part.topics(application_id)
-        ]
-
-    def _having(self, store: str) -> dict[int, TaskId]:
+    def _having(self, view: StoreView) -> dict[int, TaskId]:
         """Return the stream tasks whose copy has the store, by partition.
 
         While a store is moved to another sub-topology two copies may have it: the one that is not
@@ -437,57 +431,47 @@ class StateService:
         having = [
             task
             for task, state in self._followers.states().items()
-            if state.replica is not None and state.replica.knows(store)
+            if state.replica is not None and state.replica.knows(view.name)
         ]
-        having.sort(key=lambda task: self._is_home(store, task))
+        having.sort(key=lambda task: _is_home(view, task))
         return {task.partition: task for task in having}
 
-    def _is_home(self, store: str, task: TaskId) -> bool:
-        """Return whether the deployed topology has the store in that stream task."""
-        known = self.deployed.stores.get(store)
-        return known is None or known.sub_topology == task.sub_topology
-
-    def _tasks(self, store: str, partition: int | None) -> list[TaskId]:
+    def _tasks(self, view: StoreView, partition: int | None) -> list[TaskId]:
         """Return the stream tasks to ask; an error says which have no copy, and why."""
-        found = self._having(store)
+        found = self._having(view)
         chosen = [task for p, task in sorted(found.items()) if partition in {None, p}]
-        wanted = range(self._partitions(store))
+        wanted = range(self._partitions(view))
         if partition is not None:
             wanted = wanted[partition:][:1]
         missing = [place for place in wanted if place not in found]
         if missing or not chosen:
-            known = self.deployed.stores.get(store)
-            tasks = [] if known is None else [TaskId(known.sub_topology, p) for p in missing]
-            raise self._not_there(store, tasks, partition)
+            of = view.sub_topology
+            tasks = [] if of is None else [TaskId(of, place) for place in missing]
+            raise self._not_there(view, tasks, partition)
         return chosen
 
-    def _task(self, store: str, partition: int) -> TaskId:
-        return self._tasks(store, partition)[0]
+    def _task(self, view: StoreView, partition: int) -> TaskId:
+        return self._tasks(view, partition)[0]
 
     def _not_there(
-        self, store: str, tasks: Sequence[TaskId], partition: int | None = None
+        self, view: StoreView, tasks: Sequence[TaskId], partition: int | None = None
     ) -> Exception:
         """Return why stream tasks of a store cannot be asked."""
-        known = self.deployed.stores.get(store)
-        kind = keyvalue.KIND if known is None else known.kind
-        if kind not in READABLE:
-            return Misuse(f"store {store!r} is of a class of its own: only that can read its files")
+        if not view.kind.is_readable:
+            return Misuse(f"store {view.name!r} cannot be served: {view.cannot_be_read}")
         # What lies on disk tells a store that does not exist from one that is not copied yet.
-        looked = StoresAtRest(self._environment)
-        try:
-            found = looked.find(store, partition, kind=kind)
-        finally:
-            looked.close()
+        with closing(StoresAtRest(self._environment)) as looked:
+            found = looked.find(view.name, partition, kind=view.kind.name)
         waiting = list(tasks) or found
         states = [self._followers.state(task) for task in waiting]
         why = next((state.problem for state in states if state and state.problem), None)
         return Unavailable(
-            f"store {store!r} of {tasks_text(waiting)} is not copied yet"
+            f"store {view.name!r} of {tasks_text(waiting)} is not copied yet"
             f"{f' ({why})' if why else ''}: its owner may be restoring it; try again"
         )
 
     def _places(
-        self, store: str, keys: Sequence[bytes], partition: int | None
+        self, view: StoreView, keys: Sequence[bytes], partition: int | None
     ) -> dict[int, list[int]]:
         """Return by partition the indexes of the keys that a hash puts there.
 
@@ -495,11 +479,11 @@ class StateService:
         """
         if partition is not None:
             return {partition: list(range(len(keys)))}
-        count = self._partitions(store)
+        count = self._partitions(view)
         if not count:
-            raise self._not_there(store, [])
+            raise self._not_there(view, [])
         places: dict[int, list[int]] = {}
-        found = homes(self._environment, self.deployed, store, keys, count)
+        found = homes(self._environment, self.deployed, view.name, keys, count)
         for number, place in enumerate(found):
             places.setdefault(place, []).append(number)
         return places
@@ -522,30 +506,9 @@ class StateService:
         )
 
 
-def _with_versions(reader: AnyReader, store: str) -> VersionedReader[bytes, bytes]:
-    """Return the reader of a store with history; Misuse if it is another."""
-    if not isinstance(reader, VersionedReader):
-        raise Misuse(f"store {store!r} keeps no versions: ask for the row itself")
-    return reader
-
-
-def _why_not_served(known: DeployedStore) -> str | None:
-    if known.kind not in READABLE:
-        return "it is of a class of its own: only that can read its files"
-    return None if known.persistent else "it is in memory: it has no files to serve"
-
-
-def _found(
-    reader: AnyReader, keys: Sequence[bytes], as_of_ms: int | None
-) -> list[RowInBytes | None]:
-    if as_of_ms is None and isinstance(reader, keyvalue.KeyValueReader):
-        values = reader.get_many(keys)
-        return [
-            None if value is None else RowInBytes(key, value)
-            for key, value in zip(keys, values, strict=True)
-        ]
-    entries = [reader.find(key, as_of_ms) for key in keys]
-    return [None if entry is None else RowInBytes(*entry) for entry in entries]
+def _is_home(view: StoreView, task: TaskId) -> bool:
+    """Return whether the deployed topology has the store in that stream task."""
+    return view.sub_topology in {None, task.sub_topology}
 
 
 def _limited(found: RowScan[T], store: str, limit: int) -> Iterator[T]:
@@ -558,7 +521,7 @@ def _limited(found: RowScan[T], store: str, limit: int) -> Iterator[T]:
         yield one
 
 
-def _answer(page: RowPage[RowInBytes]) -> RowsFound:
+def _answer(page: RowPage[Entry]) -> RowsFound:
     span_names, freshness = page.about
     return RowsFound(list(page.rows), span_names, freshness, page.next_token)
 

@@ -41,6 +41,7 @@ from statestore.operations.audits.audit import (
     row_counts,
     unreadable,
 )
+from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.perform import keep_audit, planned_audit
 from statestore.operations.audits.rows import Subject
 from statestore.operations.audits.writers import Writers
@@ -139,10 +140,12 @@ def _judged(
         row["subject"]: unreadable(subjects[row["subject"]], TaskCorrupted(row["unreadable"]))
         for row in read.where("unreadable is not null").select("subject", "unreadable").collect()
     }
-    # If files cannot be read to their end, none of their rows proves anything.
-    kept, logged = (frame.where(~F.col("subject").isin(list(unread))) for frame in (read, log))
+    others = read.where(F.col("fault") == AuditCheck.FORMAT.value).select("subject").collect()
+    # Rows of another kind, or files that cannot be read to their end, prove nothing.
+    void = [*unread, *(row["subject"] for row in others)]
+    kept, logged = (frame.where(~F.col("subject").isin(void)) for frame in (read, log))
     stored = kept.where("fault is null")
-    compared = compare(stored, logged, subjects).persist()
+    compared = compare(stored, logged.where("fault is null"), subjects).persist()
     found = _findings(compared)
     placements = _placements(stored, subjects)
     written = _written(stored, subjects)
@@ -151,7 +154,7 @@ def _judged(
         _named(compared, subjects).where(~F.col("finding").isin(_PROVE_NOTHING)).persist(),
         _neighbours(_named(stored, subjects), placements).persist(),
         _places(spark, subjects, found),
-        _beside(kept, subjects).persist(),
+        _beside(read.where("unreadable is null"), logged, subjects).persist(),
     )
     wrong = sum(counts.total() - counts[RowFinding.EQUAL] for counts in found.values())
     run_name = f"{arguments.application_id} {docs.name}"
@@ -208,9 +211,10 @@ def _neighbours(stored: DataFrame, placements: dict[str, str | None]) -> DataFra
     )
 
 
-def _beside(kept: DataFrame, subjects: list[Subject]) -> DataFrame:
-    """The rows that contradict others of their store, and one without a fault for each store."""
-    rows = _named(kept, subjects)
+def _beside(kept: DataFrame, logged: DataFrame, subjects: list[Subject]) -> DataFrame:
+    """The rows that contradict others or the log, and one without a fault for each store."""
+    told = ["subject", "row_key", "key", "fault"]
+    rows = _named(kept.select(*told).unionByName(logged.select(*told)), subjects)
     sound = rows.select("store", "stream_task").distinct()
     named = ["store", "stream_task", "key", "fault"]
     none = F.lit(None).cast("string")

@@ -44,14 +44,23 @@ _STORED = pa.schema(
         ("fault", pa.string()),
     ]
 )
-_LOGGED = pa.schema([*_ROW, ("key", pa.string()), ("is_later", pa.bool_()), ("known", pa.bool_())])
+_LOGGED = pa.schema(
+    [
+        *_ROW,
+        ("key", pa.string()),
+        ("is_later", pa.bool_()),
+        ("known", pa.bool_()),
+        ("fault", pa.string()),
+    ]
+)
 
 
 def audit_schema(side: str) -> pa.Schema:
     """The columns of a side. Rows of the log with `is_later` come after the snapshot's offset.
 
     If the files of a store cannot be read, its last row says why in `unreadable`. Rows that
-    contradict others of the store come last, with the check that they fail in `fault`.
+    contradict others of the store come last, with the check that they fail in `fault`; those that
+    contradict the log as a whole do so on the side of the log.
     """
     return _STORED if side == STORE else _LOGGED
 
@@ -101,9 +110,7 @@ class AuditReader(DataSourceReader):
             try:
                 for rows in store_side(runtime, subject):
                     if isinstance(rows, Fault):
-                        wrong: dict[str, Any] = {"subject": number, "fault": rows.check.value}
-                        wrong |= {"row_key": rows.key, "key": texts.text(rows.key)}
-                        yield pa.RecordBatch.from_pylist([wrong], schema=_STORED)
+                        yield _fault(_STORED, number, rows, texts)
                         continue
                     more = [*_homes(subject, rows), writers.of_rows(rows.keys, rows.values)]
                     yield _batch(_STORED, number, rows, texts, more)
@@ -119,6 +126,8 @@ class AuditReader(DataSourceReader):
         for rows in replayed.chunks():
             count = len(rows.keys)
             yield _batch(_LOGGED, number, rows, texts, [[False] * count, [True] * count])
+        for fault in replayed.faults:
+            yield _fault(_LOGGED, number, fault, texts)
         known = replayed.known
         after = ((*at, value, at in known) for at, value in replayed.later.items())
         for lot in in_lots(after, lambda row: len(row[0] or b"") + len(row[2] or b"")):
@@ -126,6 +135,12 @@ class AuditReader(DataSourceReader):
             count = len(keys)
             later = AuditRows(keys, begins, [None] * count, values)
             yield _batch(_LOGGED, number, later, texts, [[True] * count, were_known])
+
+
+def _fault(schema: pa.Schema, number: int, fault: Fault, texts: KeyTexts) -> pa.RecordBatch:
+    row: dict[str, Any] = {"subject": number, "fault": fault.check.value}
+    row |= {"row_key": fault.key, "key": texts.text(fault.key)}
+    return pa.RecordBatch.from_pylist([row], schema=schema)
 
 
 def _homes(subject: Subject, rows: AuditRows) -> list[list[Any]]:
@@ -147,6 +162,6 @@ def _batch(
     if schema is _STORED:
         columns += [*more, names, [None] * len(names), [None] * len(names)]
     else:
-        columns += [names, *more]
+        columns += [names, *more, [None] * len(names)]
     arrays = [pa.array(c, field.type) for c, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

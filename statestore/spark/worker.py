@@ -51,6 +51,7 @@ REPORT_SCHEMA = pa.schema(
         ("poll_seconds", pa.float64()),
         ("process_seconds", pa.float64()),
         ("commit_seconds", pa.float64()),
+        ("timed_commits", pa.int64()),
         ("bytes_written", pa.int64()),
         ("snapshots", pa.int64()),
         ("snapshot_seconds", pa.float64()),

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any, Final, Generic
 
+from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.records import K, Serde, V
-from statestore.stores import serdes
 from statestore.stores.reads import Pair, RowScan
 
 _BYTES: Final = {bytes}

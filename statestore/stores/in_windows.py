@@ -7,7 +7,7 @@ changelog; they find the windows of one key.
 
 An aggregate writes the rows of its store itself. A store that processors write has the largest time
 that was put, as in Kafka Streams: of a window its start, of a session its end. What has expired is
-not shown any more; it is deleted by and by, so that no put has to delete a great many.
+not shown any more; it is deleted little by little, so that no put has to delete a great many.
 """
 
 import struct
@@ -283,8 +283,8 @@ class OwnerInWindows(TransactionalBase):
             isolation_level=store.level_of(None),
             owned_by_task=store.owned_by_task,
         )
-        self._table: StagedTable = store.table
-        self._spec_of_rows = spec
+        self.table: StagedTable = store.table
+        self.spec = spec
         self._stage = stage
         self._low_of = low_ms
         self._swept = Swept()
@@ -306,7 +306,7 @@ class OwnerInWindows(TransactionalBase):
         self._limit_ms = limit_ms
 
     def _check_writable(self) -> None:
-        if not self._spec_of_rows.writable:
+        if not self.spec.writable:
             raise Misuse(
                 f"store {self.name!r} is written by the aggregate that it belongs to: give the "
                 "processor a store of its own, persistent_window_store() or "
@@ -332,9 +332,9 @@ class OwnerInWindows(TransactionalBase):
                 continue
             writes[row] = value
         if late:
-            self._table.count_late(late)
+            self.table.count_late(late)
         if now > before:
-            self._table.put(TIME_ROW, START.pack(now))
+            self.table.put(TIME_ROW, START.pack(now))
             swept.now_ms = now
         if writes:
             self._stage(writes)
@@ -344,7 +344,7 @@ class OwnerInWindows(TransactionalBase):
 
     def _observed(self) -> int:
         if self._swept.now_ms is None:
-            stored = self._table.get(TIME_ROW)
+            stored = self.table.get(TIME_ROW)
             self._swept.now_ms = -1 if stored is None else start_of(stored)
         return self._swept.now_ms
 
@@ -354,7 +354,7 @@ class OwnerInWindows(TransactionalBase):
         if end <= self._swept.from_row:
             return
         gone: Entries = {}
-        with self._table.scan(self._swept.from_row, end) as rows:
+        with self.table.scan(self._swept.from_row, end) as rows:
             for row, _ in rows:
                 if len(gone) == limit:
                     end = row

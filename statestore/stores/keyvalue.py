@@ -10,6 +10,7 @@ from functools import partial
 from itertools import starmap
 from typing import ClassVar, Generic, overload
 
+from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.ids import PositionBound
 from statestore.model.modes import IsolationLevel
@@ -172,7 +173,9 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
             owned_by_task=owned_by_task,
         )
         self.spec = spec
-        self._plain = self._codec.plain
+        self._plain_keys = spec.key_serde is serdes.BYTES
+        self._plain_values = spec.value_serde is serdes.BYTES
+        self._read_value = self._codec.read_value
         self._metrics = staged.metrics
 
     # These reads are counted and skip the partitions; all others are those of the reader.
@@ -184,8 +187,9 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
     def get(self, key: K, default: V | None = None) -> V | None:
         """Return the value, looking at pending writes first, or `default`."""
         self._metrics.gets += 1
-        value = self.table.get(self._codec.key(key))
-        return default if value is None else self._codec.read_value(value)
+        plain = self._plain_keys and type(key) is bytes
+        value = self.table.get(key if plain else self._codec.key(key))  # type: ignore[arg-type]
+        return default if value is None else self._read_value(value)
 
     def __contains__(self, key: K) -> bool:
         self._metrics.gets += 1
@@ -199,9 +203,11 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
 
     def put(self, key: K, value: V | None) -> None:
         """Stage one write; None deletes."""
-        if self._plain and type(key) is bytes and type(value) is bytes:
-            # This path is short, because callers that put one by one wait for nothing else.
-            self.table.put(key, value)  # type: ignore[arg-type]  # K is bytes under BYTES
+        # This path is short, because callers that put one by one wait for nothing else.
+        if self._plain_keys and type(key) is bytes:
+            plain = self._plain_values and type(value) is bytes
+            data = value if plain else self._codec.value(value)
+            self.table.put(key, data)  # type: ignore[arg-type]  # they are bytes under BYTES
         else:
             self.table.put(self._codec.key(key), self._codec.value(value))
 

@@ -188,6 +188,24 @@ def _read_each(batch: Batch, *, is_whole: bool) -> LoggedVersions:
     return LoggedVersions(keys, values, times, forgotten, told)
 
 
+def changed_versions(batch: Batch) -> list[tuple[int, bytes, int, bytes | None]]:
+    """Return which records are versions: their places, keys, times and values, None for deletes.
+
+    Records of what has expired, and of the log as a whole, are left out.
+    """
+    found: list[tuple[int, bytes, int, bytes | None]] = []
+    columns = zip(batch.keys.objects, batch.values.objects, batch.timestamps, strict=True)
+    for i, (key, value, stamp) in enumerate(columns):
+        headers = {} if batch.headers is None else dict(batch.headers[i])
+        if key is None or _LOG_HEADER in headers:
+            continue
+        if stamp != STAMP or _TIME_HEADER in headers:
+            found.append((i, key, int(headers.get(_TIME_HEADER) or stamp), value))
+        elif value is not None:
+            found.append((i, *_split(key), _unescaped(value)))
+    return found
+
+
 def _split(record_key: bytes) -> tuple[bytes, int]:
     """Return the key and the time of a version."""
     (time,) = layout.times_of([record_key[-layout.STAMP_SIZE :]])

@@ -2,8 +2,9 @@
 
 Changelog records carry these times. If the spec of a store has `row_times`, they are also stored as
 rows beside the offsets (stores/offsets.py), so that an aggregate is never stamped before a record
-that it counts, nor a join of tables before either of its rows (docs/adr/0014). The time of a row
-that an older version wrote is not known.
+that it counts, nor a join of tables before either of its rows (docs/adr/0014). A row that no
+record made has the time with which the commit logs it. The time of a row that an older version
+wrote is not known.
 
     t <key>    time of that row of the data, 8 bytes, signed
     m          the latest of those times
@@ -60,6 +61,7 @@ class RowTimes:
         "_kept",
         "_latest_committed_ms",
         "_meta",
+        "_otherwise_ms",
         "_pending",
         "_undo",
         "clock",
@@ -76,6 +78,7 @@ class RowTimes:
         self._kept = kept
         self._meta = meta
         self._pending: dict[bytes, int] = {}
+        self._otherwise_ms: int | None = None
         self._undo: UndoLog[int] | None = None
         stored = meta.get(_LATEST_KEY) if kept else None
         self.latest_ms: int = NO_ROW_MS if stored is None else _TIME.unpack(stored)[0]
@@ -140,7 +143,8 @@ class RowTimes:
         return raised
 
     def logged(self, keys: list[bytes], otherwise_ms: int) -> list[int]:
-        """Return the times with which a commit logs these pending rows."""
+        """Return the times with which a commit logs these pending rows; `rows` has the same."""
+        self._otherwise_ms = otherwise_ms
         pending = self._pending
         if not pending:
             return [otherwise_ms] * len(keys)
@@ -150,7 +154,11 @@ class RowTimes:
         """Return the rows to write beside these pending rows of the data."""
         if not self._kept or not writes:
             return {}
-        made = _rows(writes, self._pending)
+        known, otherwise_ms = list(map(self._pending.get, writes)), self._otherwise_ms
+        if otherwise_ms is not None and None in known:
+            known = [otherwise_ms if time is None else time for time in known]
+            self._saw(otherwise_ms)
+        made = _rows(writes, known)
         if self.latest_ms != self._latest_committed_ms:
             made[_LATEST_KEY] = _TIME.pack(self.latest_ms)
         return made
@@ -161,7 +169,10 @@ class RowTimes:
             return {}
         self._saw(max(times.values()))
         self._latest_committed_ms = self.latest_ms
-        return {**_rows(writes, times), _LATEST_KEY: _TIME.pack(self.latest_ms)}
+        return {
+            **_rows(writes, list(map(times.get, writes))),
+            _LATEST_KEY: _TIME.pack(self.latest_ms),
+        }
 
     def _saw(self, time_ms: int) -> None:
         self.latest_ms = max(self.latest_ms, time_ms)
@@ -191,6 +202,7 @@ class RowTimes:
     def commit(self) -> None:
         """Take what is pending as committed."""
         self._pending.clear()
+        self._otherwise_ms = None
         self._undo = None
         self._latest_committed_ms = self.latest_ms
 
@@ -216,13 +228,12 @@ def stored_times(
 
 def rows_at(keys: list[bytes], time_ms: int) -> dict[bytes, bytes | None]:
     """Return the rows that give all these rows of the data the same time."""
-    return {**_rows(dict.fromkeys(keys, b"1"), dict.fromkeys(keys, time_ms))}
+    return {**_rows(dict.fromkeys(keys, b"1"), [time_ms] * len(keys))}
 
 
-def _rows(writes: Writes, times: Mapping[bytes, int]) -> dict[bytes, bytes | None]:
+def _rows(writes: Writes, known: list[int | None]) -> dict[bytes, bytes | None]:
     """Return the rows of these times; without a loop if all writes are puts at known times."""
     keys = map(add, repeat(_ROW), writes)
-    known = list(map(times.get, writes))
     if all(writes.values()) and None not in known:
         packed: list[bytes] = np.array(known, _TIMES).view(_TIME_BYTES).tolist()
         return dict(zip(keys, packed, strict=True))

@@ -209,7 +209,7 @@ class TransactionalSessionStore(OwnerInWindows, SessionReader[K, V]):
         return SPAN.pack(end_ms, start_ms) + self._codec.key(key)
 
     def _stage_sessions(self, writes: Entries) -> None:
-        self._table.put_all({**writes, **listed(writes, self._table.get_many)})
+        self.table.put_all({**writes, **listed(writes, self.table.get_many)})
 
     def _low_at(self, now_ms: int) -> int:
         return now_ms - self._kept_ms

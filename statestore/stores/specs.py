@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Generic, TypeVar, overload
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, overload
 
+from statestore import serdes
 from statestore.errors import Misuse
 from statestore.layout.folders import check_store_name
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import SIDES, K, Serde, V, Windowed
-from statestore.stores import serdes
+from statestore.serdes import composed
 from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.migration import Migrations, migrating
 from statestore.stores.versioned import layout
@@ -244,7 +245,7 @@ class SessionSpec(Generic[K, V]):
     @property
     def key_serde(self) -> Serde[Windowed[K]]:
         """Return the serde of keys in sessions, as the changelog and sinks have them."""
-        return serdes.session_windowed(self.inner)
+        return composed.session_windowed(self.inner)
 
     @property
     def rows(self) -> SessionRows:
@@ -257,8 +258,26 @@ class SessionSpec(Generic[K, V]):
 BuiltInSpec = KeyValueSpec[Any, Any] | VersionedSpec[Any, Any]
 InWindowsSpec = WindowSpec[Any, Any] | SessionSpec[Any, Any]
 """Of stores whose keys are in windows; the rows of these are a key-value store."""
-AtRestSpec = BuiltInSpec | InWindowsSpec
-StoreSpec = AtRestSpec | StoreSupplier[Any]
+
+
+class StoreSpec(Protocol):
+    """What the specs of all kinds of stores have (stores/kinds)."""
+
+    kind: ClassVar[str]
+    """What the format row of such a store says, and the deployed topology."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def key_serde(self) -> Serde[Any]: ...
+    @property
+    def value_serde(self) -> Serde[Any]: ...
+    @property
+    def persistent(self) -> bool: ...
+    @property
+    def changelog_config(self) -> dict[str, str]: ...
+    @property
+    def terms(self) -> tuple[str, ...]: ...
 
 
 def _place(spec: Any, keys: str, application_id: str | None = None) -> None:
@@ -269,28 +288,14 @@ def _place(spec: Any, keys: str, application_id: str | None = None) -> None:
             object.__setattr__(spec, name, serde.in_store(spec.name, side, application_id))
 
 
-def within(spec: AtRestSpec, application_id: str) -> AtRestSpec:
-    """Return the spec with serdes that see the changelog of this application's store."""
-    if not (spec.key_serde.contextual or spec.value_serde.contextual):
-        return spec
-    placed = replace(spec)
-    in_windows = isinstance(spec, WindowSpec | SessionSpec)
-    _place(placed, "inner" if in_windows else "key_serde", application_id)
-    return placed
+def placed(spec: Any, keys: str, application_id: str) -> Any:
+    """Return a spec whose serdes see the changelog of an application's store.
 
-
-def spec_in_bytes(kind: str, name: str, *, window_ms: int = 0, kept_ms: int = 0) -> AtRestSpec:
-    """Describe a store of some kind so that it is read in bytes.
-
-    `window_ms` and `kept_ms` are the size and the retention of windows.
+    `keys`: the field with the serde of keys.
     """
-    if kind == VersionedSpec.kind:
-        return VersionedSpec(name, 0, serdes.BYTES, serdes.BYTES)
-    if kind == WindowSpec.kind:
-        return WindowSpec(name, serdes.BYTES, serdes.BYTES, window_ms, kept_ms)
-    if kind == SessionSpec.kind:
-        return SessionSpec(name, serdes.BYTES, serdes.BYTES, kept_ms)
-    return KeyValueSpec(name, serdes.BYTES, serdes.BYTES)
+    made = replace(spec)
+    _place(made, keys, application_id)
+    return made
 
 
 @overload

@@ -50,8 +50,11 @@ class StagedTable:
 
     def get(self, key: bytes, default: bytes | None = None) -> bytes | None:
         """Return the value, looking at pending writes first, or `default`."""
-        value = self._entries.get(key, MISSING)
-        if isinstance(value, Missing):
+        entries = self._entries
+        # Two look-ups in a dict take less time than one and a look at what it gave.
+        if key in entries:
+            value = entries[key]
+        else:
             try:
                 value = self._get(key)
             except Exception as error:

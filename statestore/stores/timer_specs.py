@@ -1,7 +1,7 @@
 """Stores of timers: the times at which processors are called again (docs/adr/0031).
 
 A store of timers is a key-value store, and each timer has two rows. Their keys are those of
-`serdes.timer`, their values bytes:
+`composed.timer`, their values bytes:
 
     k <key> <name>             e or w, then the time    which timer there is of a key and name
     e <time, 8> <key> <name>   1                        the timers by stream time, as they are due
@@ -14,8 +14,9 @@ Times are offset by 2^63, so that bytes sort as times do. In a key, 00 is writte
 from dataclasses import dataclass
 from typing import Any, Generic, overload
 
+from statestore import serdes
 from statestore.model.records import K, Serde, TimerRow
-from statestore.stores import serdes
+from statestore.serdes import composed
 from statestore.stores.specs import KeyValueSpec
 
 
@@ -34,5 +35,5 @@ def timer_store(name: str, *, key_serde: Serde[Any] | None = None) -> TimerSpec[
     Pass it to `process()`, and take the timers from it with `context.timers(spec)`. Misuse if the
     name cannot be that of a store (SEMANTICS T1).
     """
-    keys = serdes.timer(key_serde or serdes.BYTES)
+    keys = composed.timer(key_serde or serdes.BYTES)
     return TimerSpec(name, keys, serdes.BYTES, terms=("timers",))

@@ -2,10 +2,10 @@
 
 from typing import Any, overload
 
+from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import K, Serde, V
-from statestore.stores import serdes
 from statestore.stores.migration import Migrations, migrating
 from statestore.stores.specs import ANY_START, SessionSpec, WindowSpec
 

@@ -192,7 +192,7 @@ class TransactionalWindowStore(OwnerInWindows, WindowReader[K, V]):
         return WindowReader(self._live_rows(isolation_level, position_bound), self._spec)
 
     def _stage_windows(self, writes: Entries) -> None:
-        self._table.put_all({**writes, **indexed(writes)})
+        self.table.put_all({**writes, **indexed(writes)})
 
     def _low_at(self, now_ms: int) -> int:
         return now_ms - self._kept_ms + 1

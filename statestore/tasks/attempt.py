@@ -15,11 +15,12 @@ how many records it takes at once.
 import logging
 from typing import Final
 
+from statestore import serdes
 from statestore.errors import CommitUnknown, Fenced, StateStoreError, Unavailable, one_line
+from statestore.metrics import count_commit, note_lags
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.ports import Clock, Source
 from statestore.settings import Settings
-from statestore.stores import serdes
 from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
 from statestore.tasks.event_time import EventTime
@@ -117,6 +118,7 @@ class Attempt:
             self._committer.rehearse(context.stream_time_ms)
             raise Rehearsed
         size, before = self._memory.usage().size_bytes, self._committer.tally
+        waited = self._committer.waited()
         done = before.after(
             records_in=self._records_in,
             records_out=context.records_out,
@@ -133,7 +135,9 @@ class Attempt:
         self._poison.committed(offsets)
         self._traffic.committed(context.consumed, context.sent)
         context.committed()
-        report.add_commit(clock.monotonic() - started, clock.now_ms(), size=size)
+        spent_s = clock.monotonic() - started
+        report.add_commit(spent_s, clock.now_ms(), size=size)
+        count_commit(report.stream_task, spent_s, self._committer.waited().since(waited))
         report.count(before, done)
         report.held = context.held_back.by_store()
         self._records_in = 0
@@ -182,6 +186,7 @@ class Attempt:
     def standing(self) -> Standing:
         """Return how far the task has come, without asking a broker."""
         report, context = self._report, self._context
+        note_lags(report.stream_task, self._intake.lags(self._source))
         return Standing(
             report.stream_task,
             report.records_in + self._records_in,
@@ -196,6 +201,7 @@ class Attempt:
 
     def close(self) -> None:
         """Close the processors. The task drops what is not committed."""
+        note_lags(self._report.stream_task, {})
         self._context.close()
 
     def _process_within_share(self, batch: InputBatch) -> int | None:

@@ -25,7 +25,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
-from statestore.errors import CommitUnknown, Fenced, RecordFailed
+from statestore.errors import CommitUnknown, Fenced, Misuse, RecordFailed
 from statestore.faults import CrashPoint, reach
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
@@ -100,11 +100,31 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def number_in(cls, metadata: str) -> int:
-        """Return the commit number that a committed input offset carries; 0 if it carries none."""
+        """Return the commit number that a committed input offset carries; 0 if it has no metadata.
+
+        Misuse if there is metadata that cannot be read: an owner who took it for 0 would believe
+        that nobody had committed since.
+        """
         try:
-            return msgspec.json.decode(metadata, type=cls).number
+            return msgspec.json.decode(metadata, type=cls).number if metadata else 0
         except msgspec.DecodeError:
-            return 0
+            raise _foreign("a committed input offset", metadata) from None
+
+
+def check_metadata(committed: Mapping[TopicPartition, GroupOffset]) -> None:
+    """Raise Misuse for committed input offsets whose metadata are not a CommitStamp's."""
+    for tp, offset in committed.items():
+        if offset.metadata and CommitStamp.read(offset) is None:
+            raise _foreign(f"the committed offset {offset.offset} of input {tp}", offset.metadata)
+
+
+def _foreign(what: str, metadata: str) -> Misuse:
+    return Misuse(
+        f"{what} has metadata that this application did not write ({metadata[:60]!r}): another "
+        "program commits in the group of this application.id, and its commits cannot be told from "
+        "ours: give each its own application.id; or, once the other program has stopped for good, "
+        "commit the offset again without metadata"
+    )
 
 
 def topic_digest(topic: str) -> str:

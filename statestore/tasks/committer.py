@@ -10,6 +10,7 @@ from statestore.faults import CrashPoint, reach
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.time_marks import TimeMark
+from statestore.ports import CommitWaits
 from statestore.settings import Settings
 from statestore.tasks.announcer import Announcer
 from statestore.tasks.commit import (
@@ -170,6 +171,10 @@ class Committer:
     def is_stale(self) -> bool:
         """Return whether the broker may soon forget the group's offsets, as the commit is old."""
         return self._checkpoint.is_old()
+
+    def waited(self) -> CommitWaits:
+        """Return how long the task has waited for brokers to commit so far."""
+        return self._edges.outbox.waited()
 
     def write_checkpoint(self) -> None:
         """Write the input checkpoint, at the end of the task's life."""

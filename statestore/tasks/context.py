@@ -22,7 +22,7 @@ from statestore.model.left_out import NO_MATCH, Cause, Fate
 from statestore.model.modes import PunctuationType, Span
 from statestore.model.records import APPLICATION, SIDES, Header
 from statestore.ports import Clock, Outbox, Records
-from statestore.stores import serdes
+from statestore.serdes import composed
 from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.row_times import WriteTime
 from statestore.stores.staged_table import StagedTable
@@ -375,7 +375,7 @@ class TaskContext:
         self.left_out.committed()
         self.held_back.committed()
         consumed = {tp: (count, self._attributes(tp)) for tp, count in self.consumed.items()}
-        count_messages(str(self.task_id), consumed.values(), self.sent)
+        count_messages(str(self.task_id), consumed, self.sent)
         self.consumed.clear()
         self.sent.clear()
         self.records_out = 0
@@ -467,7 +467,7 @@ def _sink(node: SinkNode, context: TaskContext, outbox: Outbox, application_id: 
         if internal:
             _check_unmarked(node, batch, keys, values)
         try:
-            placing = serdes.placing(node.key_serde, keys)
+            placing = composed.placing(node.key_serde, keys)
             choose = None
             if node.partitioner is not None:
                 choose = choice(node.name, topic, batch, node.partitioner)

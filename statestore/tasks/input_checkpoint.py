@@ -28,7 +28,7 @@ from statestore.ports import Clock, Cluster
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.sessions import TransactionalSessionStore
 from statestore.stores.windows import TransactionalWindowStore
-from statestore.tasks.commit import CommitStamp, channels_in, partition_times_in
+from statestore.tasks.commit import CommitStamp, channels_in, check_metadata, partition_times_in
 from statestore.tasks.plan import TaskPlan
 from statestore.tasks.watermarks import ChannelStamp
 
@@ -161,8 +161,10 @@ def committed_inputs(
 
     `stores`: those whose positions the group's offsets cannot be behind. `checkpoint`: what the
     input checkpoint says. RecordFailed: an input was truncated, created again or forgotten.
+    Misuse: another program committed in the group.
     """
     committed = cluster.group_offsets(plan.inputs)
+    check_metadata(committed)
     fresh = [tp for tp in plan.inputs if tp not in committed]
     ends = plan.ends or {}
     # The offset is past the planned end: an earlier end was requested, or the log got shorter.

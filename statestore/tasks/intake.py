@@ -68,7 +68,7 @@ class MarkAt(NamedTuple):
 class Judge(Protocol):
     """Decides on records for which an extractor has no time; either method may raise."""
 
-    def condemn(self, tp: TopicPartition, failed: NodeFailed) -> None: ...
+    def condemn(self, batch: "InputBatch", failed: NodeFailed) -> None: ...
     def drop_negative_times(
         self, node: str, tp: TopicPartition, offsets: Sequence[int]
     ) -> None: ...
@@ -116,7 +116,8 @@ class Intake:
         paused = self.paused(limit)
         if len(paused) < len(self._waiting):
             source.pause(sorted(paused))
-            for batch in source.poll(limit, timeout_ms):
+            # Results of a continuous run are waited for; a bounded one reads all in few batches.
+            for batch in source.poll(limit, timeout_ms, soon=self._ends is None):
                 polled = InputBatch.of(batch)
                 self.add(polled, source.position(polled.tp))
             source.resume(sorted(paused))
@@ -221,13 +222,17 @@ class Intake:
 
     def lag(self, source: Source) -> int | None:
         """Return how many offsets are left up to the known ends of the logs; None: not known."""
-        lag = 0
+        lags = self.lags(source)
+        return sum(lags.values()) if len(lags) == len(self._waiting) else None
+
+    def lags(self, source: Source) -> dict[TopicPartition, int]:
+        """Return the same of each input; inputs of which it is not known are absent."""
+        found = {}
         for tp in self._waiting:
             end, reached = source.log_end(tp), self.reached(tp)
-            if end is None or reached is None:
-                return None
-            lag += max(0, end - reached)
-        return lag
+            if end is not None and reached is not None:
+                found[tp] = max(0, end - reached)
+        return found
 
     def at_ends_of_logs(self, source: Source) -> bool:
         """Return whether the source is at the end of every input's log."""
@@ -339,7 +344,7 @@ def _extracted(
         unfit = failed(Stage.PROCESSING, source.name, records, first, found=found, certain=True)
         if not isinstance(unfit, NodeFailed):
             raise unfit from first
-        judge.condemn(tp, unfit)
+        judge.condemn(batch, unfit)
     negative = [i for i, time_ms in enumerate(times) if time_ms < 0]
     if negative:
         judge.drop_negative_times(source.name, tp, [batch.offsets[i] for i in negative])
@@ -353,7 +358,7 @@ def _decodable(node: str, batch: InputBatch, judge: Judge) -> list[int]:
         try:
             decoded(node, batch.records, side)
         except NodeFailed as unfit:
-            judge.condemn(batch.tp, unfit)
+            judge.condemn(batch, unfit)
             bad.update(culprit.offset for culprit in unfit.culprits)
     return [i for i, offset in enumerate(batch.offsets) if offset not in bad]
 

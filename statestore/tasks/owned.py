@@ -5,7 +5,6 @@ The task commits, restores and rolls back; processors only read and write (docs/
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,13 +14,11 @@ from statestore.model.batch import Batch
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.expiry import ExpiringTable
-from statestore.stores.in_windows import OwnerInWindows
-from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.kinds import BuiltIn, following, logged_keys, over_rows, row_of
-from statestore.stores.logged import read_versions
+from statestore.stores.kinds.kind import BuiltIn
+from statestore.stores.kinds.registry import kind_of
 from statestore.stores.pending import Overlay
 from statestore.stores.row_times import WriteTime
-from statestore.stores.specs import InWindowsSpec, StoreSpec, StoreSupplier
+from statestore.stores.specs import StoreSpec, StoreSupplier
 from statestore.stores.staged_table import Changes, StagedTable
 from statestore.stores.transaction import Tap
 from statestore.stores.versioned.table import VersionedTable
@@ -119,28 +116,24 @@ class OwnedStore(Protocol):
 
 
 class OpenStore:
-    """A built-in store. The rows of stores with windows have other keys than their changelogs."""
+    """A store of ours; its kind says how its rows and its changelog belong together."""
 
     def __init__(
         self,
         store: BuiltIn,
         log: StoreLog,
-        windows: InWindowsSpec | None = None,
         inputs: Collection[TopicPartition] | None = None,
         processed_last: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """`windows`: `store` has the rows of that store. `inputs`: what its task reads.
+        """`inputs`: what its task reads.
 
         `processed_last`: how far the task has come since its last commit (S14).
         """
         self.store: Any = store
-        if windows is not None:
-            assert isinstance(store, TransactionalKeyValueStore)
-            self.store = over_rows(store, windows)
         self.log = log
-        self.spec: StoreSpec = windows or store.spec
+        self.spec: StoreSpec = store.spec
         self.name = store.name
-        self._windows = windows
+        self._kind = kind_of(self.spec)
         self.where = store.staged.where
         self._staged = store.staged
         self._staged.inputs = inputs
@@ -178,19 +171,7 @@ class OpenStore:
         self._staged.make_durable()
 
     def restore(self, batch: Batch, offset_next: int) -> None:
-        if isinstance(self._table, VersionedTable):
-            found = read_versions(batch, is_whole=self._table.log.is_whole)
-            self._table.restore(found, {self.log.tp: offset_next})
-            return
-        keys, values = batch.keys.objects, batch.values.objects
-        times = batch.timestamps
-        if self._windows is not None:
-            keys = list(map(partial(row_of, self._windows.kind), keys))
-            writes = dict(zip(keys, values, strict=True))
-            more = following(self._windows, writes, self.table().get_many)
-            keys, values = keys + list(more), values + list(more.values())
-            times = times + [0] * len(more)
-        self._table.restore(keys, values, times, {self.log.tp: offset_next})
+        self._kind.restore(self.store, batch, {self.log.tp: offset_next})
 
     def complete_ms(self) -> int | None:
         if self._staged.complete_ms is not None or not self.persistent():
@@ -207,10 +188,7 @@ class OpenStore:
             self._table.reached(stream_time_ms)
 
     def hold_time(self, bound_ms: int | None) -> None:
-        if isinstance(self._table, VersionedTable):
-            self._table.time.hold(bound_ms)
-        elif isinstance(self.store, OwnerInWindows):
-            self.store.hold_time(bound_ms)
+        self._kind.hold_time(self.store, bound_ms)
 
     @property
     def clock(self) -> WriteTime | None:
@@ -219,20 +197,7 @@ class OpenStore:
         return None
 
     def changes(self, otherwise_ms: int) -> Changes:
-        table = self._table
-        if isinstance(table, VersionedTable):
-            return table.changes()
-        changes = table.changes(otherwise_ms)
-        if self._windows is None:
-            return changes
-        keys = logged_keys(self._windows.kind, changes.keys)
-        logged = Changes([], [], [])
-        for key, value, time in zip(keys, changes.values, changes.times, strict=True):
-            if key is not None:
-                logged.keys.append(key)
-                logged.values.append(value)
-                logged.times.append(time)
-        return logged
+        return self._kind.changes(self.store, otherwise_ms)
 
     def commit(self, offset: int | None, position: Position) -> None:
         self._table.commit({} if offset is None else {self.log.tp: offset}, position)

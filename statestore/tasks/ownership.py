@@ -15,7 +15,7 @@ from statestore.layout import owners, takeover
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Claim
 from statestore.settings import Settings
-from statestore.stores.specs import StoreSupplier
+from statestore.stores.kinds.registry import kind_of
 from statestore.tasks.plan import TaskEdges, TaskPlan
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Ownership:
         )
         if self.claim.owner.in_place:
             return self._layout.stores_dir(plan.task_id)
-        own = [name for name in plan.part.stores if isinstance(plan.specs[name], StoreSupplier)]
+        own = [name for name in plan.part.stores if not kind_of(plan.specs[name]).is_readable]
         try:
             return takeover.take_over(
                 self._layout, plan.task_id, self.claim, edges.link_store, own=own, clock=edges.clock

@@ -15,16 +15,17 @@ from statestore.model.left_out import Counts
 from statestore.ports import Changelog, Clock, Cluster, LinkStore, Outbox, Source
 from statestore.settings import Settings
 from statestore.stores.global_store import GlobalKeyValueStore
-from statestore.stores.kinds import BuiltIn
-from statestore.stores.specs import BuiltInSpec, StoreSpec
+from statestore.stores.kinds.kind import BuiltIn
+from statestore.stores.specs import StoreSpec
 from statestore.tasks.intake import Intake, Judge
 from statestore.tasks.left_out import dropped, stamped
+from statestore.tasks.origins import Origins
 from statestore.tasks.time_plan import TimePlan
 from statestore.topology.sub_topologies import SubTopology
 
 GlobalStoresByName = Mapping[str, GlobalKeyValueStore[Any, Any]]
 NO_GLOBAL_STORES: Final[GlobalStoresByName] = MappingProxyType({})
-OpenStoreAt = Callable[[BuiltInSpec, Path], BuiltIn]
+OpenStoreAt = Callable[[StoreSpec, Path], BuiltIn]
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class TaskPlan:
     serving: str = ""
     """Names this serving of the task, whichever worker attempts it; empty: not known."""
     times: TimePlan = TimePlan()
+    origins: Origins = field(default_factory=Origins)
 
     def intake(
         self, settings: Settings, judge: Judge, partition_times: Mapping[TopicPartition, int]
@@ -163,13 +165,13 @@ class TaskReport:
     `dropped_records`: passed over by a handler, or dropped by an operator, for a null key and the
     like; `left_out`: these and others that are in no result, by cause. `held`: by store, how many
     records wait in operators for later input, as of the last commit. `caught_up`: every input was
-    processed up to its planned end, whatever is held. Commits
-    and records include those of earlier workers in the same serving, and `records_before` says how
-    many of `records_in` were theirs; times and bytes are the last worker's. `start_seconds` runs
-    from the claim to the first poll and includes `restore_seconds`. `first_record_ms`, when the
-    poll began that brought the first record, and `last_commit_ms` are by the wall clock, so that
-    reports of several processes can be compared. `waits_for_time`: it has something that happens
-    as time passes, and upstream tasks hold time back.
+    processed up to its planned end, whatever is held. Commits and records include those of earlier
+    workers in the same serving, and `records_before` says how many of `records_in` were theirs;
+    times and bytes are the last worker's, and `timed_commits` counts its commits. `start_seconds`
+    runs from the claim to the first poll and includes `restore_seconds`. `first_record_ms`, when
+    the poll began that brought the first record, and `last_commit_ms` are by the wall clock, so
+    that reports of several processes can be compared. `waits_for_time`: it has something that
+    happens as time passes, and upstream tasks hold time back.
     """
 
     stream_task: str
@@ -187,6 +189,7 @@ class TaskReport:
     poll_seconds: float = 0.0
     process_seconds: float = 0.0
     commit_seconds: float = 0.0
+    timed_commits: int = 0
     bytes_written: int = 0
     snapshots: int = 0
     snapshot_seconds: float = 0.0
@@ -217,4 +220,5 @@ class TaskReport:
         """Add a commit of `size` bytes that took `seconds`."""
         self.bytes_written += size
         self.commit_seconds += seconds
+        self.timed_commits += 1
         self.last_commit_ms = now_ms

@@ -21,14 +21,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+from statestore import serdes
 from statestore.model.batch import Column
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.left_out import Cause
 from statestore.ports import Outbox
 from statestore.settings import Settings
-from statestore.stores import serdes
 from statestore.tasks.dead_letters import DeadLetter, DeadLetters, HandlerVerdict
 from statestore.tasks.intake import InputBatch
+from statestore.tasks.origins import Origins, from_inputs
 from statestore.tasks.suspects import HeldItem, HeldTrials, Lot, Suspects
 from statestore.topology.failures import NodeFailed, Stage
 from statestore.topology.nodes import Held, Push
@@ -104,8 +105,16 @@ class Poison:
     """What one stream task passes over, and what it searches for, in all its attempts."""
 
     def __init__(
-        self, task_id: TaskId, part: SubTopology, settings: Settings, outbox: Outbox
+        self,
+        task_id: TaskId,
+        part: SubTopology,
+        settings: Settings,
+        outbox: Outbox,
+        origins: Origins | None = None,
     ) -> None:
+        """`origins`: which inputs of the user's records behind a repartition come from."""
+        self._origins = origins or Origins()
+        self._batch: InputBatch | None = None
         self._task_id = task_id
         self._part = part
         self._independent = _independent(part)
@@ -157,6 +166,7 @@ class Poison:
             self._bury(batch.take(known), counters)
             gone = set(known)
             batch = batch.take([i for i in range(len(offsets)) if i not in gone])
+        self._batch = batch
         if len(batch):
             self._working = Lot(tp, batch.offsets[0], batch.offsets[-1], len(batch))
         return batch
@@ -165,10 +175,10 @@ class Poison:
         """Note that the records returned last went through every node."""
         self._working = None
 
-    def condemn(self, tp: TopicPartition, failed: NodeFailed) -> None:
+    def condemn(self, batch: InputBatch, failed: NodeFailed) -> None:
         """Pass over every culprit from now on, or raise for the first, as the handler decides."""
         for offset, cause in failed.culprits:
-            self._condemn_record(InputRecord(tp, offset), failed, cause)
+            self._condemn_record(InputRecord(batch.tp, offset), failed, cause, batch)
 
     def drop_negative_times(self, node: str, tp: TopicPartition, offsets: Sequence[int]) -> None:
         """Pass over records whose extracted time is negative, as Kafka Streams does."""
@@ -245,7 +255,8 @@ class Poison:
             return
         work = self._working
         if work is not None and failed.certain and failed.node in self._independent:
-            self.condemn(work.tp, failed)
+            for offset, cause in failed.culprits:
+                self._condemn_record(InputRecord(work.tp, offset), failed, cause, self._batch)
             return
         self._search(failed, is_tried=is_tried, punctuated=punctuated)
 
@@ -268,7 +279,7 @@ class Poison:
         """Note that the task is back at its last commit: nothing has been processed since."""
         self._passed.clear()
         self._taken.clear()
-        self._working = None
+        self._working = self._batch = None
         self._trials.went_back()
         self._sent_held_letter = False
 
@@ -294,11 +305,11 @@ class Poison:
             raise failed.error("without any record", failed.cause) from failed.cause
         record = InputRecord(lots[0].tp, lots[0].first)
         if anywhere and punctuated:
-            where = f"{record} or a punctuation at it"
+            where = f"{self._told(record, self._batch)} or a punctuation at it"
             raise failed.error(where, failed.cause) from failed.cause
         if record in self._verdicts:
             raise failed.error(f"dead letter of {record}", failed.cause) from failed.cause
-        self._condemn_record(record, failed, failed.cause)
+        self._condemn_record(record, failed, failed.cause, self._batch)
 
     def _trial_ended(self, failed: NodeFailed | None) -> bool:
         """Return whether the next attempt tries on or passes over an item that was condemned."""
@@ -315,20 +326,44 @@ class Poison:
 
     # Verdicts.
 
-    def _condemn_record(self, record: InputRecord, failed: NodeFailed, cause: Exception) -> None:
+    def _condemn_record(
+        self, record: InputRecord, failed: NodeFailed, cause: Exception, batch: InputBatch | None
+    ) -> None:
         if record not in self._verdicts:
-            (topic, partition), offset = record
-            place = {"topic": topic, "partition": str(partition), "offset": str(offset)}
-            verdict = self._letters.verdict(str(record), place, failed, cause)
+            place = self._place(record.tp, record.offset)
+            verdict = self._letters.verdict(self._told(record, batch), place, failed, cause)
             self._verdicts[record] = [verdict]
 
+    def _place(self, tp: TopicPartition, offset: int) -> dict[str, str]:
+        """Return where an input record is, for headers of its dead letter."""
+        place = {"topic": tp.topic, "partition": str(tp.partition), "offset": str(offset)}
+        return place | _from(self._origins.of_topic(tp.topic))
+
+    def _told(self, record: InputRecord, batch: InputBatch | None) -> str:
+        """Return a record for messages; behind a repartition, with what people know of it."""
+        inputs = self._origins.of_topic(record.tp.topic)
+        if not inputs:
+            return str(record)
+        told = [f"which came {from_inputs(inputs)}"]
+        if batch is not None and batch.tp == record.tp and record.offset in batch.offsets:
+            one = batch.take([list(batch.offsets).index(record.offset)]).records
+            key = _stored(one.keys)[0]
+            name = "no key" if key is None else f"key b'{serdes.printable(key)}'"
+            told = [f"{name} and time {one.timestamps[0]}", *told]
+        return f"{record} ({', '.join(told)})"
+
     def _condemn_held(self, item: HeldItem, failed: NodeFailed, cause: Exception) -> None:
-        place = {"store": item.store, "time": str(item.time_ms)}
+        place, what = {"store": item.store, "time": str(item.time_ms)}, str(item)
         if item.origin is not None:
-            (topic, partition), offset = item.origin
-            at = {"topic": topic, "partition": str(partition), "offset": str(offset)}
-            place = {**at, **place}
-        verdict = self._letters.verdict(str(item), place, failed, cause)
+            tp, offset = item.origin
+            inputs = self._origins.of_topic(tp.topic)
+            place = self._place(tp, offset) | place
+        else:
+            inputs = self._origins.of_store(self._part.ordinal, item.store)
+            place |= _from(inputs)
+        if inputs:
+            what = f"{what} ({from_inputs(inputs)})"
+        verdict = self._letters.verdict(what, place, failed, cause)
         self._verdicts.setdefault(item, []).append(verdict)
 
     def _condemn_firing(self, failed: PunctuationFailed) -> None:
@@ -339,7 +374,11 @@ class Poison:
             "time": str(time_ms),
             "task": str(self._task_id),
         }
+        inputs = self._origins.of_node(self._part.ordinal, firing.node)
+        place |= _from(inputs)
         what = f"punctuation at {time_ms}"
+        if inputs:
+            what = f"{what} (its node gets records {from_inputs(inputs)})"
         verdict = self._letters.verdict(what, place, failed, failed.cause)
         self._verdicts[firing] = [verdict._replace(reason=_PUNCTUATION, time_ms=time_ms)]
 
@@ -401,6 +440,11 @@ class Poison:
                 self._letters.send(f"dead letter of {item}", [letter])
                 self._sent_held_letter = True
         return places
+
+
+def _from(inputs: Sequence[str]) -> dict[str, str]:
+    """Return the header of a dead letter that names the inputs of the user's; none: no header."""
+    return {"inputs": ",".join(inputs)} if inputs else {}
 
 
 def _places(known: Sequence[int], offsets: Sequence[int]) -> list[int]:

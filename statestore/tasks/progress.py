@@ -29,20 +29,36 @@ _ENOUGH = 1000
 
 
 class Sums(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How many records came in, and how many of them are in no result, by cause."""
+    """How many records came in, how many of them are in no result, and how long commits took.
+
+    `left_out` is by cause. `commits` and `commit_seconds` go together: commits whose time is not
+    known, as those right before a kill, are in neither.
+    """
 
     records_in: Count = 0
     left_out: dict[Text, Count] = {}
+    commits: Count = 0
+    commit_seconds: Amount = 0.0
 
     def plus(self, more: "Sums") -> "Sums":
         """Return both together."""
         left_out = Counter(self.left_out) + Counter(more.left_out)
-        return Sums(self.records_in + more.records_in, dict(left_out))
+        return Sums(
+            self.records_in + more.records_in,
+            dict(left_out),
+            self.commits + more.commits,
+            self.commit_seconds + more.commit_seconds,
+        )
 
     def since(self, before: "Sums") -> "Sums":
         """Return what has been added."""
         left_out = Counter(self.left_out) - Counter(before.left_out)
-        return Sums(max(0, self.records_in - before.records_in), dict(left_out))
+        return Sums(
+            max(0, self.records_in - before.records_in),
+            dict(left_out),
+            max(0, self.commits - before.commits),
+            max(0.0, self.commit_seconds - before.commit_seconds),
+        )
 
 
 class KeptSums(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,7 +88,11 @@ class KeptSums(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         if committed is None or not self.serving or committed.serving != self.serving:
             return self
-        return self.after(self.serving, Sums(committed.records_in, committed.left_out))
+        known = self.in_serving
+        return self.after(
+            self.serving,
+            Sums(committed.records_in, committed.left_out, known.commits, known.commit_seconds),
+        )
 
 
 class TaskProgress(msgspec.Struct, frozen=True):
@@ -111,12 +131,15 @@ class ProgressFile:
         self._slots = slots
         self._serving = serving
         self._sums = self._before.sums
+        self._timed = Sums()
         self._written_s = float("-inf")
 
     def begin(self, committed: Tally | None) -> None:
         """Take in what the last commit says that was committed; call it before the first write."""
         self._before = read_progress(self._path.parent)
         self._sums = self._before.sums.settled(committed)
+        if self._sums.serving == self._serving:
+            self._timed = self._sums.in_serving
         if not self._sums.since_ms:
             self._sums = msgspec.structs.replace(self._sums, since_ms=self._clock.now_ms())
 
@@ -137,7 +160,12 @@ class ProgressFile:
         before, busy_s = self._before, report.process_seconds + report.commit_seconds
         own = report.records_in - report.records_before
         if self._serving:
-            counted = Sums(report.records_in, report.left_out)
+            counted = Sums(
+                report.records_in,
+                report.left_out,
+                self._timed.commits + report.timed_commits,
+                self._timed.commit_seconds + report.commit_seconds,
+            )
             self._sums = self._sums.after(self._serving, counted)
         progress = TaskProgress(
             os.getpid(),

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from statestore import serdes
 from statestore.errors import Misuse, RecordFailed
-from statestore.stores import keyvalue, serdes
-from statestore.stores.in_windows import TIME_ROW, UNLOGGED, start_of
+from statestore.stores import keyvalue
+from statestore.stores.kinds.kind import StoreKind
+from statestore.stores.kinds.registry import kind_of
 from statestore.stores.migration import MigratingSerde
 from statestore.stores.reads import Pair, RowScan
-from statestore.stores.specs import KeyValueSpec, SessionSpec, VersionedSpec, WindowSpec
 from statestore.stores.versioned import layout
 from statestore.tasks.owned import OwnedStore
 
@@ -63,20 +64,18 @@ def stage(opened: OwnedStore, after: Place | None) -> Chunk:
     """Stage the next rows of older serdes that come after this row; None begins."""
     spec = opened.spec
     assert isinstance(spec.value_serde, MigratingSerde)
-    if isinstance(spec, VersionedSpec):
+    kind = kind_of(spec)
+    if kind.keeps_history:
         return _stage_versions(opened, spec.value_serde, after or Place(layout.LATEST, None))
-    assert isinstance(spec, KeyValueSpec | WindowSpec | SessionSpec)
     table, row = opened.table(), None if after is None else after.row
-    in_windows = not isinstance(spec, KeyValueSpec)
-    split = _of_window if in_windows else _of_key
     found = _anew(
-        table.scan_kept(row, UNLOGGED if in_windows else None),
+        table.scan_kept(row, kind.unlogged_from),
         row,
-        _migrated(opened.name, spec.value_serde, split),
+        _migrated(opened.name, spec.value_serde, _rows_of(kind)),
     )
-    if found.writes and isinstance(spec, SessionSpec):
-        # The time of a session is its end.
-        table.put_all(found.writes, list(map(start_of, found.writes)))
+    times = kind.times_of(list(found.writes))
+    if found.writes and times is not None:
+        table.put_all(found.writes, times)
     elif found.writes:
         table.put_anew(found.writes)
     last = None if found.last is None else Place(keyvalue.TABLE, found.last)
@@ -141,12 +140,14 @@ def _shows(row: bytes, bound: int) -> bool:
     return not row.startswith(layout.NOT_VERSIONS) and layout.valid_to(row) > bound
 
 
-def _of_key(row: bytes, value: bytes) -> _Valued:
-    return _Valued(row, b"", value)
+def _rows_of(kind: StoreKind) -> _Split:
+    """Return what finds the rows with a value in the one table of a store."""
+    without = kind.own_rows
 
+    def split(row: bytes, value: bytes) -> _Valued | None:
+        return None if row in without else _Valued(row, b"", value)
 
-def _of_window(row: bytes, value: bytes) -> _Valued | None:
-    return None if row in (TIME_ROW, UNLOGGED) else _Valued(row, b"", value)
+    return split
 
 
 def _of_latest(key: bytes, version: bytes) -> _Valued | None:

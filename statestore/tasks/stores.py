@@ -19,15 +19,9 @@ from statestore.layout.folders import (
 from statestore.layout.works import Works
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.settings import Settings
-from statestore.stores.specs import (
-    KeyValueSpec,
-    SessionSpec,
-    StoreSpec,
-    StoreSupplier,
-    VersionedSpec,
-    WindowSpec,
-    within,
-)
+from statestore.stores.kinds.opening import within
+from statestore.stores.kinds.registry import kind_of
+from statestore.stores.specs import StoreSpec, StoreSupplier
 from statestore.tasks.memory_share import Usage
 from statestore.tasks.owned import OpenStore, OwnedStore, SuppliedStore
 from statestore.tasks.plan import TaskEdges, TaskPlan
@@ -184,16 +178,10 @@ class TaskStores:
     def _opened(self, spec: StoreSpec, path: Path) -> OwnedStore:
         log, done = self._log_of(spec.name), self.processed_last
         task_id, inputs = self._plan.task_id, self._plan.inputs
-        if not isinstance(spec, StoreSupplier):
-            spec = within(spec, self._layout.application_id)
-        match spec:
-            case KeyValueSpec() | VersionedSpec():
-                return OpenStore(self._edges.open_store(spec, path), log, None, inputs, done)
-            case WindowSpec() | SessionSpec():
-                rows = self._edges.open_store(spec.rows, path)
-                return OpenStore(rows, log, spec, inputs, done)
-            case StoreSupplier():
-                return SuppliedStore(spec, path, task_id, log, self._checkpoint.before_write)
+        if isinstance(spec, StoreSupplier):
+            return SuppliedStore(spec, path, task_id, log, self._checkpoint.before_write)
+        placed = within(spec, self._layout.application_id)
+        return OpenStore(self._edges.open_store(placed, path), log, inputs, done)
 
     def _log_of(self, store: str) -> StoreLog:
         topic = log_of(self._layout.application_id, store, self._logs.topics())
@@ -201,7 +189,7 @@ class TaskStores:
         source = self._logs.sources.get(store)
         if source is not None:
             return SourceTopic(tp, source, self._plan.inputs)
-        has_versions = isinstance(self._plan.specs[store], VersionedSpec)
+        has_versions = kind_of(self._plan.specs[store]).keeps_history
         return OwnChangelog(tp, exactly_once=self._exactly_once, has_versions=has_versions)
 
     def _replace(self, error: StoreCorrupted, *, may_be_empty: bool = False) -> None:

@@ -11,10 +11,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from statestore import serdes
 from statestore.errors import one_line
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.model.records import Header
-from statestore.stores import serdes
+from statestore.model.records import SESSION_BYTES, WINDOW_BYTES, Header
 from statestore.topology.failures import NodeFailed
 from statestore.topology.nodes import Origin
 
@@ -95,8 +95,19 @@ class HeldItem(NamedTuple):
         if self.origin is not None:
             tp, offset = self.origin
             return f"{tp} offset {offset}, which waited in store {self.store!r}"
-        key = f"b'{serdes.printable(self.key or b'')}'"
-        return f"{self.what.format(key=key, time=self.time_ms)} in store {self.store!r}"
+        key = self.key or b""
+        what = self.what.format(
+            key=_text(key),
+            in_window=_text(key[:-WINDOW_BYTES]),
+            in_session=_text(key[:-SESSION_BYTES]),
+            start=int.from_bytes(key[-WINDOW_BYTES:], "big", signed=True),
+            time=self.time_ms,
+        )
+        return f"{what} in store {self.store!r}"
+
+
+def _text(key: bytes) -> str:
+    return f"b'{serdes.printable(key)}'"
 
 
 class TrialResult(NamedTuple):

@@ -31,7 +31,7 @@ from statestore.errors import (
 from statestore.faults import CrashPoint, reach
 from statestore.layout.folders import StateLayout
 from statestore.settings import Settings
-from statestore.stores.specs import VersionedSpec
+from statestore.stores.kinds.registry import kind_of
 from statestore.tasks.announcer import Announcer
 from statestore.tasks.attempt import Attempt, RetryBudget
 from statestore.tasks.committer import Committer
@@ -77,7 +77,7 @@ class StreamTask:
         self._committer = Committer(
             plan, edges, settings, layout, self._stores, self._ownership.check
         )
-        self._poison = Poison(plan.task_id, plan.part, settings, edges.outbox)
+        self._poison = Poison(plan.task_id, plan.part, settings, edges.outbox, plan.origins)
         self._retry = RetryBudget(plan.task_id, settings, edges.clock)
         share = share or MemoryShare(MemoryLimits.of(settings, plan.slots))
         self._memory = TaskMemory(
@@ -211,7 +211,7 @@ class StreamTask:
     def _change_over(self, store: str) -> None:
         """Log each version of a store, if its log is not one that has a record for each."""
         opened = self._stores.opened[store]
-        if isinstance(opened.spec, VersionedSpec) and not opened.versions().log.is_whole:
+        if kind_of(opened.spec).keeps_history and not opened.versions().log.is_whole:
             records = self._in_chunks(store, stage_log)
             _log.info(
                 "task %s: %d records have been logged for the versions of store %s, as its "

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, overload
 
+from statestore import serdes
 from statestore.engines.memory import MemoryEngine
 from statestore.errors import (
     ABOUT_A_RECORD,
@@ -30,8 +31,8 @@ from statestore.operations.matching import OwnTopics
 from statestore.operations.run import check_named
 from statestore.operations.topics import dead_letter_topics, internal_topics
 from statestore.ports import TopicSpec
+from statestore.serdes import composed
 from statestore.settings import Settings
-from statestore.stores import serdes
 from statestore.stores.contracts import (
     KeyValueStore,
     SessionStore,
@@ -40,10 +41,11 @@ from statestore.stores.contracts import (
 )
 from statestore.stores.durability import LagLimits
 from statestore.stores.in_windows import TIME_ROW
-from statestore.stores.kinds import BuiltIn, open_over, tables_of
+from statestore.stores.kinds.kind import BuiltIn
+from statestore.stores.kinds.opening import open_over
+from statestore.stores.kinds.registry import keeps_history, kind_of
 from statestore.stores.logged import read_versions
 from statestore.stores.specs import (
-    BuiltInSpec,
     KeyValueSpec,
     S,
     SessionSpec,
@@ -52,6 +54,7 @@ from statestore.stores.specs import (
     VersionedSpec,
     WindowSpec,
 )
+from statestore.tasks.origins import Origins
 from statestore.tasks.plan import TaskEdges, TaskPlan
 from statestore.tasks.task import StreamTask
 from statestore.tasks.time_plan import TimePlans
@@ -105,7 +108,7 @@ class TopologyTestDriver:
         A topic that a pattern of the topology matches is created when a record is piped into it;
         all stream tasks start again then, as in the next run.
 
-        Misuse if it is no topology. A store without a name, which a run refuses, is only logged.
+        Misuse if it is not a topology. A store without a name, which a run refuses, is only logged.
         """
         require_topology("TopologyTestDriver", topology)
         given = settings.to_mapping() if isinstance(settings, Settings) else (settings or {})
@@ -210,7 +213,7 @@ class TopologyTestDriver:
         rows = self._broker.records(topic)
         fresh = [row for row in rows if _next_of(row) > self._read.get(_place_of(row), 0)]
         self._read |= {_place_of(row): _next_of(row) for row in fresh}
-        if isinstance(self._logged_in(topic), VersionedSpec):
+        if keeps_history(self._logged_in(topic)):
             fresh = _versions_in(fresh)
         return [
             row.replace(
@@ -218,7 +221,7 @@ class TopologyTestDriver:
                 value=_decode(topic, "value", value_serde, row.value, row.headers),
             )
             for row in fresh
-            if (row.key != TIME_ROW or serdes.of_windowed(key_serde.name) is None)
+            if (row.key != TIME_ROW or composed.of_windowed(key_serde.name) is None)
             and not (row.value is None and time_marks.is_mark(row.key))
         ]
 
@@ -333,7 +336,13 @@ class TopologyTestDriver:
             self._topology, tasks, self._counts, self._settings.application_id, "test"
         )
         return TaskPlan(
-            task_id, part, self._topology.stores, inputs, ends=None, times=times.of(task_id)
+            task_id,
+            part,
+            self._topology.stores,
+            inputs,
+            ends=None,
+            times=times.of(task_id),
+            origins=Origins(self._topology.sub_topologies, self._settings.application_id),
         )
 
     def _edges(self, task_id: TaskId) -> TaskEdges:
@@ -355,9 +364,9 @@ class TopologyTestDriver:
             self._global_tables.stores,
         )
 
-    def _open_store(self, spec: BuiltInSpec, _path: Path) -> BuiltIn:
+    def _open_store(self, spec: StoreSpec, _path: Path) -> BuiltIn:
         return open_over(
-            MemoryEngine(tables_of(spec)),
+            MemoryEngine(kind_of(spec).tables),
             spec,
             where=f"in-memory store {spec.name!r}",
             limits=_NO_FLUSH,
@@ -390,7 +399,7 @@ class TopologyTestDriver:
             match header:
                 case (str(), bytes() | None):
                     continue
-            raise Misuse(f"{where}: {header!r:.99} is no header: pass (name, bytes)")
+            raise Misuse(f"{where}: {header!r:.99} is not a header: pass (name, bytes)")
 
     def _produce(self, topic: str, record: Record[Any, Any]) -> None:
         self._check_open()
@@ -517,7 +526,7 @@ def _record_of(topic: str, given: tuple[Any, ...]) -> Record[Any, Any]:
         return record.replace(timestamp_ms=to_ms(record.timestamp_ms))
     except TypeError as error:
         raise Misuse(
-            f"pipe_all into topic {topic!r}: {given!r:.99} is no record: pass ss.Record(key, "
+            f"pipe_all into topic {topic!r}: {given!r:.99} is not a record: pass ss.Record(key, "
             "value, timestamp_ms), or a tuple that begins with these"
         ) from error
 
@@ -562,6 +571,6 @@ def _decode(
         if isinstance(error, StateStoreError) and not isinstance(error, ABOUT_A_RECORD):
             raise
         raise SerdeMismatch(
-            f"read of topic {topic!r}: the {side} {serdes.printable(data):.99} is no {serde.name} "
-            f"({error})"
+            f"read of topic {topic!r}: the {side} {serdes.printable(data):.99} is not a valid "
+            f"{serde.name} ({error})"
         ) from error

@@ -8,8 +8,8 @@ from statestore.model.ids import TopicPartition
 from statestore.operations.lookups import BYTES_MAX, rows_of
 from statestore.ports import Changelog, Replayed
 from statestore.stores.global_store import GlobalKeyValueStore
-from statestore.stores.kinds import BuiltIn
-from statestore.stores.specs import BuiltInSpec
+from statestore.stores.kinds.kind import BuiltIn
+from statestore.stores.specs import StoreSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.targets import read_file
 from statestore.topology.graph import Topology
@@ -27,7 +27,7 @@ class DriverTables:
     """The global tables and lookups of a topology under test: up to date before each step."""
 
     def __init__(
-        self, topology: Topology, open_store: Callable[[BuiltInSpec, Path], BuiltIn]
+        self, topology: Topology, open_store: Callable[[StoreSpec, Path], BuiltIn]
     ) -> None:
         self.stores: dict[str, GlobalKeyValueStore[Any, Any]] = {}
         self._tables: list[tuple[GlobalSource, StagedTable]] = []

@@ -106,7 +106,7 @@ def start(*, port: int | None, data_dir: Path | None, as_json: bool) -> None:
 @_data_dir
 @_json
 def stop(*, data_dir: Path | None, as_json: bool) -> None:
-    """Stop the broker and keep its data; it is no error if none runs."""
+    """Stop the broker and keep its data; it is not an error if none runs."""
     home = _home_of_running(data_dir)
     with _exclusive(home):
         running = _read(home)

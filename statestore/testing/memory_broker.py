@@ -24,6 +24,7 @@ from statestore.ports import (
     Bounds,
     Changelog,
     Cluster,
+    FoundRecords,
     GroupOffset,
     InputFacts,
     KeyHashes,
@@ -180,7 +181,13 @@ class MemorySource:
         self._positions = dict(positions)
         self._paused.clear()
 
-    def poll(self, max_records: int, timeout_ms: int) -> list[Batch]:  # noqa: ARG002 - never waits
+    def poll(
+        self,
+        max_records: int,
+        timeout_ms: int,  # noqa: ARG002 - never waits
+        *,
+        soon: bool = False,  # noqa: ARG002 - likewise
+    ) -> list[Batch]:
         """The records there are now; partitions take turns at being first."""
         tps = list(self._positions)
         self._turn = (self._turn + 1) % max(len(tps), 1)
@@ -433,6 +440,29 @@ class MemoryMonitoringClient:
     def inputs(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, InputFacts]:
         """Each input of the application, and how far its group is; none comes too late."""
         return {tp: self._facts(tp, bounds) for tp, bounds in self.bounds(tps).items()}
+
+    def records(
+        self, spans: Mapping[TopicPartition, Bounds], *, each_max: int, bytes_max: int
+    ) -> FoundRecords:
+        """The first committed records of each span; see `ports.MonitoringClient`."""
+        self._state.require_up()
+        found = FoundRecords([], [])
+        for tp, span in spans.items():
+            entries = [
+                entry
+                for entry in self._state.log(tp).read(span.start, span.end)
+                if entry.is_visible and not _is_mark(entry)
+            ]
+            for entry in entries[:each_max]:
+                if bytes_max <= 0:
+                    found.unread.append(tp)
+                    break
+                bytes_max -= len(entry.key or b"") + len(entry.value or b"")
+                at = (tp.topic, tp.partition, entry.offset)
+                found.records.append(
+                    Record(entry.key, entry.value, entry.timestamp_ms, entry.headers, *at)
+                )
+        return found
 
     def close(self) -> None:
         """Nothing is held."""

@@ -5,7 +5,7 @@ from itertools import repeat
 
 from statestore.errors import CommitUnknown, Fenced, RecordFailed, Unavailable
 from statestore.model.ids import TopicPartition
-from statestore.ports import GroupOffset, Records
+from statestore.ports import CommitWaits, GroupOffset, Records
 from statestore.testing.memory_log import BrokerState, LogEntry, Transaction, TransactionOutcome
 
 
@@ -77,6 +77,10 @@ class MemoryOutbox:
         """Per tracked partition written since begin: the offset after its last record."""
         return dict(self._writer.ends)
 
+    def waited(self) -> CommitWaits:
+        """Return nothing: no broker is waited for."""
+        return CommitWaits()
+
     def close(self) -> None:
         """Abort the open transaction, if this is still the owner."""
         try:
@@ -125,6 +129,10 @@ class MemoryPlainOutbox:
     def ends(self) -> dict[TopicPartition, int]:
         """Per tracked partition written since begin: the offset after its last record."""
         return dict(self._writer.ends)
+
+    def waited(self) -> CommitWaits:
+        """Return nothing: no broker is waited for."""
+        return CommitWaits()
 
     def close(self) -> None:
         """Nothing is held."""

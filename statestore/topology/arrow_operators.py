@@ -16,7 +16,16 @@ from statestore.model.batch import Batch, Column
 from statestore.model.records import Serde, Side
 from statestore.topology.arrow_results import fitted, whole
 from statestore.topology.callbacks import takes_key
-from statestore.topology.failures import InArrow, Stage, decoded_in_arrow, failed, mismatch
+from statestore.topology.failures import (
+    Finding,
+    InArrow,
+    Stage,
+    decoded_in_arrow,
+    failed,
+    findings,
+    mismatch,
+    processing,
+)
 from statestore.topology.flows import Flow
 from statestore.topology.nodes import Build, Forward, NodeContext, Push
 
@@ -124,10 +133,8 @@ def _called(
     node: str, batch: Batch, function: ArrowFunction, taken: Sequence[tuple[Side, InArrow]]
 ) -> pa.Array:
     columns = [decoded_in_arrow(node, batch, side, how) for side, how in taken]
-    try:
+    with processing(node, batch):
         return whole(function(*columns), len(batch))
-    except Exception as error:
-        raise failed(Stage.PROCESSING, node, batch, error) from error
 
 
 def _encoded(node: str, batch: Batch, column: pa.Array, made: InArrow) -> list[bytes | None]:
@@ -135,11 +142,12 @@ def _encoded(node: str, batch: Batch, column: pa.Array, made: InArrow) -> list[b
     try:
         return form.encode(fitted(column, form.type))
     except Exception as error:
-        found: list[tuple[int, Exception]] = []
-        for i in range(len(batch)):
-            one = column.slice(i, 1)
-            try:
-                form.encode(fitted(one, form.type))
-            except Exception as cause:  # noqa: BLE001  # any exception is a finding
-                found.append((i, mismatch("value", one[0].as_py(), serde, cause)))
+
+        def again(place: int) -> None:
+            form.encode(fitted(column.slice(place, 1), form.type))
+
+        found: list[Finding] = [
+            (place, mismatch("value", column[place].as_py(), serde, cause))
+            for place, cause in findings(range(len(batch)), again)
+        ]
         raise failed(Stage.PROCESSING, node, batch, error, found=found, certain=True) from error

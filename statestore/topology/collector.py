@@ -10,7 +10,8 @@ from typing import Any
 from statestore.errors import InvalidTopology
 from statestore.layout.folders import check_store_name
 from statestore.model.records import Serde
-from statestore.stores.specs import KeyValueSpec, StoreSpec
+from statestore.stores.kinds.registry import kind_of
+from statestore.stores.specs import StoreSpec
 from statestore.topology.graph import Topology
 from statestore.topology.nodes import (
     Build,
@@ -130,12 +131,12 @@ class Collector:
 
     def declare(self, spec: StoreSpec) -> None:
         """Make a store known; InvalidTopology if a different one has the same name."""
-        if self._stores.setdefault(spec.name, spec) != spec:
+        known = self._stores.setdefault(spec.name, spec)
+        if known != spec:
             raise InvalidTopology(
                 f"two different stores are named {spec.name!r}: give each its own name"
             )
-        if isinstance(spec, KeyValueSpec) and spec.row_times:
-            self._stores[spec.name] = spec
+        self._stores[spec.name] = kind_of(spec).for_both(known, spec)
 
     def keep(self, spec: StoreSpec) -> None:
         """Make a store known in which one operator keeps its rows; no other may (SEMANTICS T1a)."""

@@ -5,11 +5,13 @@ because only the task knows the handlers (SEMANTICS E9). Which record of a batch
 only after the batch has failed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from operator import length_hint
 from typing import Any, NamedTuple
 
+from statestore import serdes
 from statestore.errors import (
     ABOUT_A_RECORD,
     RecordFailed,
@@ -18,9 +20,11 @@ from statestore.errors import (
     user_line,
 )
 from statestore.model.batch import Batch, Column
-from statestore.model.records import ArrowForm, Header, Serde, SerdeContext, Side
-from statestore.stores import serdes
+from statestore.model.records import ArrowForm, Header, Serde, SerdeContext, Side, T
 from statestore.topology.nodes import NodeContext
+
+Finding = tuple[int, Exception]
+"""The index of a record in its batch, and what was raised for it."""
 
 
 class Stage(StrEnum):
@@ -99,7 +103,7 @@ def failed(
     batch: Batch,
     error: Exception,
     *,
-    found: Sequence[tuple[int, Exception]] = (),
+    found: Sequence[Finding] = (),
     certain: bool = False,
     reading: str = "",
 ) -> Exception:
@@ -124,6 +128,49 @@ def failed(
         certain=certain and bool(culprits),
         reading=reading,
     )
+
+
+def failed_at(node: str, batch: Batch, place: int, error: Exception) -> Exception:
+    """Return the error to raise for an exception that the record at `place` has caused."""
+    return failed(Stage.PROCESSING, node, batch, error, found=[(place, error)])
+
+
+def each(
+    node: str,
+    batch: Batch,
+    rows: Sequence[Any],
+    call: Callable[[Iterator[Any]], T],
+    *,
+    place_of: Callable[[int], int] | None = None,
+    stage: Stage = Stage.PROCESSING,
+    certain: bool = False,
+) -> T:
+    """Return what `call` makes of rows, which it takes one after another from an iterator.
+
+    If it raises, NodeFailed names the record of the row that it took last. `place_of(n)` is the
+    index of the record of row n; None: the rows are those of the batch. `certain`: see NodeFailed.
+
+    The iterator of a list knows how many rows are left. So nothing has to be noted for each row,
+    and it must be the first argument if `call` zips it.
+    """
+    ahead = iter(rows)
+    try:
+        return call(ahead)
+    except NodeFailed:
+        raise
+    except Exception as error:
+        row = len(rows) - length_hint(ahead) - 1
+        found = [(row if place_of is None else place_of(row), error)]
+        raise failed(stage, node, batch, error, found=found, certain=certain) from error
+
+
+def findings(places: Iterable[int], attempt: Callable[[int], object]) -> Iterator[Finding]:
+    """Yield each place for which `attempt` raises, where no record depends on another one."""
+    for place in places:
+        try:
+            attempt(place)
+        except Exception as cause:  # noqa: BLE001  # any exception of a user's code is a finding
+            yield place, cause
 
 
 @contextmanager
@@ -233,19 +280,17 @@ def encoded_for(
 
     The serde may add to the headers.
     """
-
-    def write(value: Any, some: list[Header]) -> bytes | None:
-        return None if value is None else serde.write(value, SerdeContext(topic, side, some))
-
     values = decoded(node, batch, side)
     made: list[bytes | None] = []
-    found: list[tuple[int, Exception]] = []
-    for i, (value, some) in enumerate(zip(values, headers, strict=True)):
+
+    def write(place: int) -> None:
+        value, context = values[place], SerdeContext(topic, side, headers[place])
         try:
-            made.append(write(value, some))
-        except Exception as error:  # noqa: BLE001  # any exception of a user's code is a finding
-            found.append((i, mismatch(side, value, serde, error, taker)))
-    if found:
+            made.append(None if value is None else serde.write(value, context))
+        except Exception as error:
+            raise mismatch(side, value, serde, error, taker) from error
+
+    if found := list(findings(range(len(values)), write)):
         raise failed(Stage.PRODUCTION, node, batch, found[0][1], found=found, certain=True)
     return made
 
@@ -278,8 +323,7 @@ def made_by(node: str, batch: Batch, place: int, value: Any, serde: Serde[Any]) 
         return serde.serialize(value)
     except Exception as error:
         wrong = mismatch("value", value, serde, error)
-        found = [(place, wrong)]
-        raise failed(Stage.PROCESSING, node, batch, wrong, found=found) from error
+        raise failed_at(node, batch, place, wrong) from error
 
 
 def _one_by_one(
@@ -291,14 +335,11 @@ def _one_by_one(
     reading: str = "",
 ) -> Exception:
     """Return the error for a batch that failed in `attempt`, which takes each record by itself."""
-    found: list[tuple[int, Exception]] = []
-    for i in range(len(batch)):
-        try:
-            attempt(batch.slice(i, i + 1))
-        except Exception as cause:  # noqa: BLE001  # any exception of a user's code is a finding
-            if isinstance(cause, StateStoreError) and not isinstance(cause, ABOUT_A_RECORD):
-                return cause
-            found.append((i, cause))
+    found: list[Finding] = []
+    for place, cause in findings(range(len(batch)), lambda i: attempt(batch.slice(i, i + 1))):
+        if isinstance(cause, StateStoreError) and not isinstance(cause, ABOUT_A_RECORD):
+            return cause
+        found.append((place, cause))
     return failed(stage, node, batch, error, found=found, certain=True, reading=reading)
 
 

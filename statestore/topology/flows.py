@@ -8,20 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from statestore import serdes
 from statestore.errors import SerdeMismatch
-from statestore.model.records import SESSION_BYTES, Serde
-from statestore.stores import serdes
-from statestore.stores.kinds import row_of
+from statestore.model.records import Serde
+from statestore.stores.kinds.registry import keeps_history, kind_of
 from statestore.stores.migration import outside
-from statestore.stores.sessions import SPAN
-from statestore.stores.specs import (
-    BuiltInSpec,
-    KeyValueSpec,
-    SessionSpec,
-    VersionedSpec,
-    WindowSpec,
-)
-from statestore.topology.aggregates.streams import Spec
+from statestore.stores.specs import BuiltInSpec, KeyValueSpec, StoreSpec, VersionedSpec
+from statestore.stores.staged_table import StagedTable
+from statestore.stores.versioned.table import VersionedTable
 from statestore.topology.collector import Collector
 from statestore.topology.joins.grace import Waiter
 from statestore.topology.materialized import Materialized, wished
@@ -89,7 +83,7 @@ class Flow:
     def revalued(self, node: str, value_serde: Serde[Any] | None = None) -> "Flow":
         """Return the stream with other values, in that serde or the builder's (INTERFACE rule 3).
 
-        Misuse if what was given is no serde of a topic.
+        Misuse if what was given is not a serde of a topic.
         """
         value = self.builder.value_serde if value_serde is None else value_serde
         check_serdes(f"node {node}", self.key_serde, value)
@@ -104,7 +98,7 @@ class Flow:
     ) -> "Flow":
         """Return the stream with other keys and values, in these serdes or the builder's.
 
-        Misuse if what was given is no serde of a topic.
+        Misuse if what was given is not a serde of a topic.
         """
         builder = self.builder
         key = builder.key_serde if key_serde is None else key_serde
@@ -194,7 +188,7 @@ class Flow:
         """Return the store of an aggregate that keeps its history; None if it is to keep none."""
         wanted = wished(materialized)
         spec = None if wanted is None else wanted.table_spec(self.key_serde, value_serde)
-        return spec if isinstance(spec, VersionedSpec) else None
+        return spec if keeps_history(spec) else None
 
     def tabled(
         self, materialized: Materialized[Any, Any] | str | None, name: str | None
@@ -209,7 +203,7 @@ class Flow:
         waiters, followers = list[Waiter](), list[str]()
 
         def make(node: str) -> Build:
-            if isinstance(spec, VersionedSpec):
+            if keeps_history(spec):
                 return from_streams.with_history(
                     node, spec, old_values=old_values, waiters=waiters, followers=followers
                 )
@@ -217,7 +211,7 @@ class Flow:
 
         node = source.add("KSTREAM-TOTABLE", name, make, (spec.name,), keeps=True)
         table = TableFlow.stored(self.builder, node, spec, old_values)
-        if isinstance(spec, VersionedSpec):
+        if keeps_history(spec):
             table = replace(table, history=from_streams.history_of(spec, node, waiters, followers))
         return table
 
@@ -253,7 +247,7 @@ class TableFlow:
         cls,
         builder: Collector,
         node: str,
-        spec: Spec | VersionedSpec[Any, Any],
+        spec: StoreSpec,
         old_values: SendOldValues,
         closes: WindowCloses | None = None,
     ) -> "TableFlow":
@@ -264,9 +258,7 @@ class TableFlow:
             spec.key_serde,
             outside(spec.value_serde),
             (spec.name,),
-            from_streams.latest_version(spec)
-            if isinstance(spec, VersionedSpec)
-            else partial(_look_of, spec=spec),
+            partial(_look_of, spec=spec),
             partial(_stamp_of, spec=spec),
             old_values.enable,
             spec.name,
@@ -365,16 +357,14 @@ class TableFlow:
             )
 
 
-def _look_stored(
-    spec: Spec | VersionedSpec[Any, Any],
-) -> Callable[[NodeContext], LookInBytes] | None:
+def _look_stored(spec: StoreSpec) -> Callable[[NodeContext], LookInBytes] | None:
     """Return the look-up of a store's rows; None if they are not as they leave the store."""
     if outside(spec.value_serde) is not spec.value_serde:
         return None
     return partial(_stored_rows, spec=spec)
 
 
-def _look_of(context: NodeContext, spec: Spec) -> Look:
+def _look_of(context: NodeContext, spec: StoreSpec) -> Look:
     """Return the look-up of a store's rows."""
     stored, read = _stored_rows(context, spec), spec.value_serde.deserialize
     plain = spec.value_serde is serdes.BYTES
@@ -386,29 +376,17 @@ def _look_of(context: NodeContext, spec: Spec) -> Look:
     return look
 
 
-def _stored_rows(context: NodeContext, spec: Spec | VersionedSpec[Any, Any]) -> LookInBytes:
+def _stored_rows(context: NodeContext, spec: StoreSpec) -> LookInBytes:
     """Return the look-up of the values of a store's rows, in bytes."""
-    if isinstance(spec, VersionedSpec):
-        return from_streams.latest_in_bytes(context, spec)
-    table = context.table(spec.name)
-    if not isinstance(spec, WindowSpec | SessionSpec):
-        return table.get_many
-    return lambda keys: table.get_many(list(map(partial(row_of, spec.kind), keys)))
+    return kind_of(spec).look_up(_table_of(context, spec))
 
 
-def _stamp_of(context: NodeContext, spec: Spec | VersionedSpec[Any, Any]) -> Stamp:
+def _stamp_of(context: NodeContext, spec: StoreSpec) -> Stamp:
     """Return the look-up of the times of a store's rows."""
-    if isinstance(spec, VersionedSpec):
-        return context.versions(spec.name).later
-    table = context.table(spec.name)
-    if not isinstance(spec, WindowSpec | SessionSpec):
-        return table.later
-    if isinstance(spec, SessionSpec):
-        return _later_of_sessions
-    return lambda keys, times: table.later(list(map(partial(row_of, spec.kind), keys)), times)
+    return kind_of(spec).later(_table_of(context, spec))
 
 
-def _later_of_sessions(keys: list[bytes], times: list[int]) -> list[int]:
-    """Return the later of each session's end and this time."""
-    ends = [SPAN.unpack(key[-SESSION_BYTES:])[0] for key in keys]
-    return list(map(max, ends, times))
+def _table_of(context: NodeContext, spec: StoreSpec) -> StagedTable | VersionedTable:
+    if kind_of(spec).keeps_history:
+        return context.versions(spec.name)
+    return context.table(spec.name)

@@ -521,7 +521,7 @@ def _headline(node: Node) -> str:
 
 
 def require_topology(verb: str, given: object) -> Topology:
-    """Return what was given; Misuse with the way out if it is no Topology."""
+    """Return what was given; Misuse with the way out if it is not a Topology."""
     if isinstance(given, Topology):
         return given
     if given is None:

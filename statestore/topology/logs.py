@@ -12,7 +12,8 @@ from typing import NamedTuple
 from statestore.errors import InvalidSetting
 from statestore.model.modes import OnError
 from statestore.settings import Settings
-from statestore.stores.specs import KeyValueSpec, StoreSpec
+from statestore.stores.kinds.registry import keeps_history
+from statestore.stores.specs import StoreSpec
 from statestore.topology.graph import Topology
 from statestore.topology.nodes import Node, OperatorNode, SourceNode
 
@@ -72,7 +73,7 @@ def _only_reads(node: Node) -> bool:
 
 def _why_apart(spec: StoreSpec, parent: Node, writers: list[Node]) -> str | None:
     """Why replaying the topic would not produce the store's rows; None: it would."""
-    if not isinstance(spec, KeyValueSpec):
+    if keeps_history(spec):
         return "it keeps history, which the topic's compaction takes away (KIP-914)"
     if not isinstance(parent, SourceNode):
         return "an operator stands between the topic and it"

@@ -7,10 +7,11 @@ from typing import Any, Final, Generic, overload
 
 from typing_extensions import TypeVar
 
+from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import Serde
-from statestore.stores import serdes
+from statestore.stores.kinds.registry import expires, keeps_history, kind_of
 from statestore.stores.migration import Migrations, migrating, migrations_in
 from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec
 
@@ -117,7 +118,7 @@ class Materialized(Generic[K, V]):
                 "Materialized takes history_retention_ms with a store's name only: a spec itself "
                 "says whether its store keeps history"
             )
-        if isinstance(given, KeyValueSpec) and given.ttl_ms is not None:
+        if not isinstance(given, str) and expires(given):
             raise Misuse(
                 f"store {given.name!r}: rows of a table or an aggregate do not expire, as what is "
                 "made of them would not learn of it: leave ttl_ms out, or use windows"
@@ -145,7 +146,7 @@ class Materialized(Generic[K, V]):
         InvalidTopology if the store would keep history, which windows do not.
         """
         made = self.table_spec(key_serde, value_serde)
-        if isinstance(made, VersionedSpec):
+        if keeps_history(made):
             raise InvalidTopology(
                 f"store {made.name!r}: tables, aggregates by key, views and joins keep history, "
                 "but not windows: leave out history_retention_ms, or keep it in a view of them"
@@ -159,14 +160,13 @@ class Materialized(Generic[K, V]):
             if isinstance(self.store, str)
             else self.store
         )
-        if isinstance(own, KeyValueSpec):
-            own = replace(own, row_times=True)
-        return replace(
-            own,
+        made: BuiltInSpec = replace(
+            kind_of(own).kept_by_operator(own),
             key_serde=self.key_serde or own.key_serde,
             value_serde=migrating(self.value_serde or own.value_serde, self.migrate),
             changelog_config={**own.changelog_config, **self.changelog_config},
         )
+        return made
 
     def _named(self, name: str, key_serde: Serde[Any], value_serde: Serde[Any]) -> BuiltInSpec:
         if self.history_retention_ms is None:

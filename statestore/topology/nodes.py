@@ -89,7 +89,8 @@ class Held(NamedTuple):
     """Records that waited in the store of a node until their time came, as stored bytes.
 
     `origins` has, for each record of the batch, the input record that it was, as far as known.
-    `what`: what each is, for messages.
+    `what`: what each is, for messages. It may name the `{key}` and the `{time}`; of a key in a
+    window or a session, its `{start}`, and the key alone as `{in_window}` or `{in_session}`.
     """
 
     store: str
@@ -277,8 +278,8 @@ def check_serdes(where: str, key_serde: object, value_serde: object) -> None:
     for side, given in (("key", key_serde), ("value", value_serde)):
         if not isinstance(given, Serde):
             raise Misuse(
-                f"{where}: {given!r:.99} is no {side}_serde: pass one of statestore.serdes, such "
-                "as serdes.STRING or serdes.JSON, or ss.Serde(name, serialize, deserialize)"
+                f"{where}: {given!r:.99} is not a {side}_serde: pass one of statestore.serdes, "
+                "such as serdes.STRING or serdes.JSON, or ss.Serde(name, serialize, deserialize)"
             )
         if outside(given) is not given:
             raise Misuse(

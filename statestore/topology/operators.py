@@ -14,7 +14,7 @@ from typing import Any
 from statestore.model.batch import Batch, Column
 from statestore.model.modes import EVENT_TIME_MAX_MS, Time, to_ms
 from statestore.model.records import Header, Record, T
-from statestore.topology.failures import Stage, decoded, failed
+from statestore.topology.failures import Stage, decoded, failed, findings
 from statestore.topology.nodes import Build, Forward, NodeContext, Push
 
 _TEXTS = frozenset({str, bytes})
@@ -263,14 +263,15 @@ def _transformed(
     try:
         return transform(batch, zip(ahead, *others, strict=True) if others else ahead)
     except Exception as error:
-        found = [(len(batch) - length_hint(ahead) - 1, _explained(error, wanted))]
+
+        def again(place: int) -> None:
+            row = tuple(column[place] for column in (first, *others))
+            transform(batch.slice(place, place + 1), iter([row if others else row[0]]))
+
+        place = len(batch) - length_hint(ahead) - 1
         # Earlier rows are not tried again, because a function may have changed what it was given.
-        for i in range(found[0][0] + 1, len(batch)):
-            row = tuple(column[i] for column in (first, *others))
-            try:
-                transform(batch.slice(i, i + 1), iter([row if others else row[0]]))
-            except Exception as another:  # noqa: BLE001  # any exception is a finding
-                found.append((i, _explained(another, wanted)))
+        later = findings(range(place + 1, len(batch)), again)
+        found = [(i, _explained(cause, wanted)) for i, cause in ((place, error), *later)]
         raise failed(Stage.PROCESSING, node, batch, error, found=found, certain=True) from error
 
 
@@ -287,7 +288,7 @@ def _explained(error: Exception, wanted: str) -> Exception:
 
 
 def _pair(made: Any) -> tuple[Any, Any]:
-    """A pair that is no plain tuple; TypeError if it is none at all."""
+    """A pair that is not a plain tuple; TypeError if it is none at all."""
     if not isinstance(made, list | tuple):
         raise TypeError(f"it returned {_shown(made)}")
     if len(made) != 2:

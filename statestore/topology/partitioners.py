@@ -1,11 +1,10 @@
 """Partitioners of sinks and repartition topics: a user's function places each record."""
 
-from collections.abc import Callable
-from operator import length_hint
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 from statestore.model.batch import Batch
-from statestore.topology.failures import Stage, decoded, failed
+from statestore.topology.failures import Stage, decoded, each
 from statestore.topology.nodes import Partitioner
 
 Choice = Callable[[int], list[int | None]]
@@ -21,25 +20,22 @@ def choice(node: str, topic: str, batch: Batch, partitioner: Partitioner) -> Cho
     keys, values = decoded(node, batch, "key"), decoded(node, batch, "value")
 
     def chosen(count: int) -> list[int | None]:
-        ahead = iter(keys)
-        try:
-            places = [
+        def place_all(ahead: Iterator[Any]) -> list[int | None]:
+            return [
                 place
                 if (place := partitioner(topic, key, value, count)) is None
                 or (type(place) is int and 0 <= place < count)
                 else _refuse(topic, place, count)
                 for key, value in zip(ahead, values, strict=True)
             ]
-        except Exception as error:
-            found = [(len(keys) - length_hint(ahead) - 1, error)]
-            raise failed(Stage.PRODUCTION, node, batch, error, found=found, certain=True) from error
-        return places
+
+        return each(node, batch, keys, place_all, stage=Stage.PRODUCTION, certain=True)
 
     return chosen
 
 
 def _refuse(topic: str, place: object, count: int) -> NoReturn:
-    """Raise for what is no partition of a topic."""
+    """Raise for what is not a partition of a topic."""
     if type(place) is not int:
         raise TypeError(
             f"the partitioner returned {place!r:.99}, which is {type(place).__name__}: return the "

@@ -31,7 +31,8 @@ from statestore.ports import Clock
 from statestore.runtime import Runtime
 from statestore.settings import Settings, expand
 from statestore.tasks.history import read_history
-from statestore.ui.timeline import Timeline, timeline_of
+from statestore.ui.timeline import Day, day_of
+from statestore.ui.topics import Role, topics_of
 
 _log = logging.getLogger(__name__)
 _EVERY_MS: Final = 5_000
@@ -77,7 +78,7 @@ class Look:
     """
 
     status: Status
-    work: Timeline
+    day: Day
     rates: dict[int, float] = field(default_factory=dict)
     taken: dict[tuple[int, str], float] = field(default_factory=dict)
     sent: dict[tuple[int, str], float] = field(default_factory=dict)
@@ -85,9 +86,13 @@ class Look:
 
 @dataclass(frozen=True)
 class Details:
-    """What the page of an application shows besides; `problems`: what could not be read."""
+    """What the page of an application shows besides; `problems`: what could not be read.
+
+    `topics`: those that can be looked into; empty if the page does not know the brokers.
+    """
 
     deployed: Deployed = field(default_factory=Deployed)
+    topics: dict[str, Role] = field(default_factory=dict)
     stores: list[StoreFiles] = field(default_factory=list)
     global_stores: list[GlobalFiles] = field(default_factory=list)
     exports: list[Listed] = field(default_factory=list)
@@ -266,7 +271,7 @@ def look_at(environment: Environment, pipeline: str | None = None) -> Look:
     layout, clock = environment.layout, environment.clock
     status = StatusReader(environment, pipeline=pipeline).now()
     samples = {task: read_history(layout.task_dir(task)) for task in layout.tasks()}
-    found = Look(status, timeline_of(samples.values(), clock.now_ms()))
+    found = Look(status, day_of(samples.values(), clock.now_ms()))
     for task, kept in samples.items():
         if kept:
             part, rates = task.sub_topology, kept[-1].rates()
@@ -283,6 +288,7 @@ def details_of(environment: Environment, _pipeline: str | None = None) -> Detail
     found: dict[str, object] = {}
     readers: dict[str, Callable[[], object]] = {
         "deployed": lambda: read_deployed(layout),
+        "topics": lambda: _topics(environment),
         "stores": lambda: _stores(environment),
         "global_stores": lambda: _global_stores(environment),
         "exports": lambda: _exports(environment),
@@ -297,6 +303,12 @@ def details_of(environment: Environment, _pipeline: str | None = None) -> Detail
     return Details(**found, problems=problems)  # type: ignore[arg-type]  # by the table above
 
 
+def _topics(environment: Environment) -> dict[str, Role]:
+    if not environment.settings.bootstrap_servers:
+        return {}
+    return topics_of(environment, read_deployed(environment.layout))
+
+
 def _stores(environment: Environment) -> list[StoreFiles]:
     if not environment.layout.application_dir.is_dir():
         return []
@@ -305,6 +317,8 @@ def _stores(environment: Environment) -> list[StoreFiles]:
 
 
 def _global_stores(environment: Environment) -> list[GlobalFiles]:
+    if not environment.layout.application_dir.is_dir():
+        return []
     with closing(StoresAtRest(environment)) as at_rest:
         return at_rest.global_files()
 

@@ -22,6 +22,7 @@ from statestore.ui import paths
 from statestore.ui.browser import Question
 from statestore.ui.looks import Lookout, applications_of, pipelines_of
 from statestore.ui.pages import Pages
+from statestore.ui.topics import TopicQuestion
 
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -34,9 +35,17 @@ _HEADERS: Final = {
 _STATIC: Final = {
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
-    "htmx.min.js": "text/javascript",
     "approve.js": "text/javascript",
+    "charts.js": "text/javascript",
+    "folds.js": "text/javascript",
+    "topology.js": "text/javascript",
+    "dagre.min.js": "text/javascript",
+    "dagre.LICENSE.txt": "text/plain",
+    "htmx.min.js": "text/javascript",
     "htmx.LICENSE.txt": "text/plain",
+    "uplot.min.css": "text/css",
+    "uplot.min.js": "text/javascript",
+    "uplot.LICENSE.txt": "text/plain",
 }
 _FIELD_MAX: Final = 2000
 _REQUESTS_MAX: Final = 200
@@ -57,6 +66,7 @@ class Site:
             paths.Path.OVERVIEW: self._overview,
             paths.Path.APPLICATION: self._application,
             paths.Path.STORE: self._store,
+            paths.Path.TOPICS: self._topics,
             paths.Path.STATIC: self._static,
         }
 
@@ -68,9 +78,10 @@ class Site:
 
     def _application(self, request: Request) -> Response:
         name, page = request.path_params["name"], _number(request, "page")
+        span = _field(request, "span")
         return self._html(
             request,
-            lambda root: self._pages.application(root, name, page=page),
+            lambda root: self._pages.application(root, name, page=page, span=span),
             f"There is no application {name!r}.",
         )
 
@@ -88,6 +99,21 @@ class Site:
         return self._html(
             request,
             lambda root: self._pages.store(root, name, question),
+            f"There is no application {name!r}.",
+        )
+
+    def _topics(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        question = TopicQuestion(
+            _field(request, "topic"),
+            _field(request, "partition"),
+            _field(request, "offset"),
+            _field(request, "count"),
+            raw=bool(_field(request, "raw")),
+        )
+        return self._html(
+            request,
+            lambda root: self._pages.topics(root, name, question),
             f"There is no application {name!r}.",
         )
 

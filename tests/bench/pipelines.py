@@ -113,6 +113,40 @@ def joining() -> ss.Topology:
     return builder.build()
 
 
+def enriching() -> ss.Topology:
+    """JSON: large orders with the row of their customer, summed by customer and minute."""
+    builder = ss.StreamsBuilder(value_serde=serdes.JSON)
+    rows = builder.table(os.environ[TABLE_VARIABLE], materialized="rows", name="rows-in")
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], name="orders")
+        .filter(lambda _key, order: order["amount"] >= 100, name="large")
+        .join(rows, lambda order, row: {**order, "country": row["country"]}, name="join")
+        .group_by_key(name="by-key")
+        .windowed_by(ss.TumblingWindows(60_000, grace_ms=3_600_000))
+        .aggregate(
+            int,
+            lambda _key, order, total: total + order["amount"],
+            ss.Materialized("sums", value_serde=serdes.INT64),
+            name="sum",
+        )
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="sums-out")
+    )
+    return builder.build()
+
+
+def versions() -> ss.Topology:
+    """Each record a version of its row, every update to the output topic."""
+    builder = ss.StreamsBuilder()
+    kept = ss.Materialized[bytes, bytes]("rows", history_retention_ms=86_400_000)
+    (
+        builder.table(os.environ[INPUT_VARIABLE], materialized=kept, name="rows-in")
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="updates-out")
+    )
+    return builder.build()
+
+
 def joining_globally() -> ss.Topology:
     """The same table, whole for every stream task and looked up by its own key."""
     builder = ss.StreamsBuilder()

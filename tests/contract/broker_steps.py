@@ -7,7 +7,8 @@ from statestore.errors import Fenced
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.ports import Outbox, Records, Source
-from tests.contract.broker_worlds import DEADLINE_S, World
+from tests.builders import DEADLINE_S
+from tests.contract.broker_worlds import World
 
 YEAR_2013 = 1_357_034_400_000
 Rows = list[Record[bytes | None, bytes | None]]

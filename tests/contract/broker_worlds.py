@@ -42,8 +42,7 @@ from statestore.tasks.commit import CommitStamp
 from statestore.tasks.plan import transactional_ids
 from statestore.testing.local_kafka import LocalKafka
 from statestore.testing.memory_broker import MemoryBroker
-
-DEADLINE_S = 30.0
+from tests.builders import DEADLINE_S
 
 
 class Row(NamedTuple):

@@ -13,7 +13,7 @@ from statestore.operations.exports.create import ExportReport, create_export
 from statestore.operations.exports.manifest import StoreOfTask
 from statestore.operations.exports.restore import Choice, LogState, Restore, RestoreReport
 from statestore.ports import Bounds, Target
-from statestore.runtime import Runtime
+from statestore.runtime import Runtime, SystemClock
 from statestore.runtime.databases import RocksDatabases
 from statestore.targets import FsspecTarget
 from tests.contract.task_rig import APPLICATION, TaskRig
@@ -122,6 +122,11 @@ class ExportRig:
         return LogState(
             bounds if self.cluster_has else {}, dict.fromkeys(topics, self.delete_retention_ms)
         )
+
+    def set_clock(self) -> None:
+        """Let the rig's clock say what this machine's does."""
+        clock = self.tasks.clock
+        clock.advance(SystemClock().now_ms() - clock.now_ms())
 
     def lose_volume(self) -> None:
         """The next life begins with an empty state dir."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from statestore import serdes
 from statestore.model.modes import IsolationLevel
 from statestore.runtime.public import open_store
 from statestore.settings import Settings
-from statestore.stores import serdes
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.specs import (
     KeyValueSpec,

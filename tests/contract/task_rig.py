@@ -21,8 +21,8 @@ from statestore.runtime import Runtime
 from statestore.runtime.databases import open_built_in
 from statestore.settings import Settings
 from statestore.stores.keyvalue import TransactionalKeyValueStore
-from statestore.stores.kinds import BuiltIn
-from statestore.stores.specs import BuiltInSpec
+from statestore.stores.kinds.kind import BuiltIn
+from statestore.stores.specs import StoreSpec
 from statestore.stores.transactional import TransactionalBase
 from statestore.tasks.memory_share import MemoryShare
 from statestore.tasks.plan import TaskEdges, TaskPlan
@@ -189,7 +189,7 @@ class TaskRig:
         """The reasons of what is in quarantine."""
         return sorted(record.reason for _, record in self.layout.quarantined())
 
-    def _open_store(self, spec: BuiltInSpec, path: Path) -> BuiltIn:
+    def _open_store(self, spec: StoreSpec, path: Path) -> BuiltIn:
         known = self.known()
         level = known.effective_isolation_level
         return open_built_in(

@@ -38,7 +38,7 @@ from statestore.testing.memory_broker import MemoryBroker
 from tests.builders import ManualClock
 from tests.relocation_rig import in_memory_folder
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 TYPED: Any = {"key_serde": serdes.STRING, "value_serde": serdes.JSON}
 MERE = ss.persistent_key_value_store("mere", **TYPED)
@@ -233,6 +233,7 @@ def goes_on(world: World, topology: ss.Topology | None = None) -> tuple[dict[str
     return world.rows(), said(world)
 
 
+@pytest.mark.thorough
 def test_stores_that_move_have_their_rows_and_go_on(world: World, undisturbed: Undisturbed) -> None:
     before = world.rows()
     with world.runtime() as runtime:
@@ -243,6 +244,7 @@ def test_stores_that_move_have_their_rows_and_go_on(world: World, undisturbed: U
     assert goes_on(world, after) == undisturbed
 
 
+@pytest.mark.thorough
 def test_stores_that_were_exported_come_back_and_go_on(
     world: World, undisturbed: Undisturbed
 ) -> None:
@@ -255,6 +257,7 @@ def test_stores_that_were_exported_come_back_and_go_on(
     assert goes_on(world) == undisturbed
 
 
+@pytest.mark.thorough
 def test_lost_stores_are_restored_from_their_changelogs_and_go_on(
     world: World, undisturbed: Undisturbed
 ) -> None:
@@ -263,6 +266,7 @@ def test_lost_stores_are_restored_from_their_changelogs_and_go_on(
     assert goes_on(world) == undisturbed
 
 
+@pytest.mark.thorough
 def test_a_clone_has_the_rows_of_all_stores_and_goes_on_by_itself(
     world: World, undisturbed: Undisturbed
 ) -> None:
@@ -289,6 +293,7 @@ def test_sound_stores_of_every_kind_pass_an_audit_alive_and_exported(shown: Worl
             assert all(store.equal for store in record.stores)
 
 
+@pytest.mark.thorough
 def test_an_application_that_begins_again_does_the_same_again(world: World) -> None:
     before, out = world.rows(), said(world)
     with world.runtime() as runtime:

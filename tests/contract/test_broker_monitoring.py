@@ -5,7 +5,7 @@ import pytest
 from statestore.errors import TopicMissing, Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.model.time_marks import TimeMark, key_of
-from statestore.ports import Bounds, GroupOffset, InputFacts, Outbox
+from statestore.ports import Bounds, GroupOffset, InputFacts, Outbox, Records
 from tests.contract.broker_steps import YEAR_2013, commit, opened, send
 from tests.contract.broker_worlds import Row, World
 
@@ -73,6 +73,62 @@ def test_an_input_read_to_its_end_has_nothing_next(world: World) -> None:
     tp = produced(world, 5, 9)
     commit_input(opened(world), tp, 2)
     assert facts(world, tp) == InputFacts(Bounds(0, 2), GroupOffset(2, "m"), None, None)
+
+
+def seen(
+    world: World, tp: TopicPartition, start: int, *, each_max: int = 9, bytes_max: int = 99
+) -> list[tuple[int | None, bytes | None]]:
+    """The offsets and values of records from that offset on, as people look at them."""
+    client = world.monitoring()
+    spans = {tp: Bounds(start, client.bounds([tp])[tp].end)}
+    found = client.records(spans, each_max=each_max, bytes_max=bytes_max)
+    return [(record.offset, record.value) for record in found.records]
+
+
+def test_records_are_looked_at_with_their_headers_and_in_small_numbers(world: World) -> None:
+    tp = TopicPartition(world.topic(partitions=2), 1)
+    outbox = opened(world)
+    outbox.begin()
+    headers = [(("why", b"late"), ("none", None)), ()]
+    sent = Records(tp.topic, [b"k", None], [b"a", None], [YEAR_2013] * 2, 1, headers)
+    outbox.send(sent)
+    outbox.commit()
+    outbox.begin()
+    send(outbox, tp.topic, "aborted", partition=1)
+    outbox.flush()
+    outbox.abort()
+    outbox.begin()
+    send(outbox, tp.topic, "b", "c", partition=1)
+    outbox.commit()
+    world.settle(tp.topic)
+    end = world.monitoring().bounds([tp])[tp].end
+    found = world.monitoring().records({tp: Bounds(0, end)}, each_max=9, bytes_max=99)
+    first, second, *_ = found.records
+    assert (first.key, first.value, first.topic, first.partition) == (b"k", b"a", *tp)
+    assert first.headers == (("why", b"late"), ("none", None))
+    assert (second.key, second.value, second.headers) == (None, None, ())
+    assert [record.value for record in found.records] == [b"a", None, b"b", b"c"]
+    assert found.unread == []
+    assert [value for _, value in seen(world, tp, 0, each_max=2)] == [b"a", None]
+    assert [value for _, value in seen(world, tp, 1)] == [None, b"b", b"c"]
+    limited = world.monitoring().records({tp: Bounds(0, end)}, each_max=9, bytes_max=1)
+    assert ([record.value for record in limited.records], limited.unread) == ([b"a"], [tp])
+    nothing = world.monitoring().records({tp: Bounds(end, end)}, each_max=9, bytes_max=99)
+    assert nothing == ([], [])
+
+
+def test_time_marks_are_no_records_to_look_at(world: World) -> None:
+    tp = produced(world, 5)
+    mark = key_of(TimeMark(0, None, None, "run", idle=True))
+    world.produce(tp.topic, [Row(mark, None, YEAR_2013 + 90)])
+    assert seen(world, tp, 0) == [(0, b"v")]
+
+
+def test_looking_at_records_joins_no_group(world: World) -> None:
+    tp = produced(world, 5, 9)
+    before = world.cluster().group_offsets([tp])
+    assert len(seen(world, tp, 0)) == 2
+    assert world.cluster().group_offsets([tp]) == before == {}
 
 
 def test_records_purged_before_they_were_read_are_not_next(world: World) -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 from statestore.errors import (
-    CommitUnknown,
     Fenced,
     RecordFailed,
     TopicMissing,
@@ -177,19 +176,6 @@ def test_an_expired_transaction_looks_like_a_fence(world: World) -> None:
     outbox.open()
     commit(outbox, topic, "again")
     assert values(read_all(world, tp)) == [b"again"]
-
-
-def test_an_unanswered_commit_goes_on_when_called_again(world: World) -> None:
-    topic = world.topic()
-    outbox = opened(world, request_timeout_ms=3000)
-    outbox.begin()
-    send(outbox, topic, "once")
-    outbox.flush()
-    with world.silent_commit("0_0"), pytest.raises(CommitUnknown):
-        outbox.commit()
-    outbox.commit()
-    commit(outbox, topic, "next")
-    assert values(read_all(world, TopicPartition(topic, 0))) == [b"once", b"next"]
 
 
 # Input offsets.

@@ -1,7 +1,5 @@
 """Source, Changelog, Cluster: one suite for the real broker and the one in memory."""
 
-import time
-
 import pytest
 
 from statestore.errors import (
@@ -156,10 +154,9 @@ def test_poll_returns_early_at_the_end_of_the_log(world: World) -> None:
     world.produce(topic, [Row(None, b"x", 1)])
     source = world.source()
     source.start({tp: 0})
-    began = time.monotonic()
-    read_patiently: list[Batch] = source.poll(1000, 20_000)
+    # One that waits for all of its time runs into the time limit of the test.
+    read_patiently: list[Batch] = source.poll(1000, 3_600_000)
     assert [len(batch) for batch in read_patiently] == [1]
-    assert time.monotonic() - began < 10
 
 
 def test_a_source_started_again_goes_back(world: World) -> None:

@@ -15,12 +15,13 @@ from statestore import faults
 from statestore.errors import Misuse, Unavailable
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.clones.clone import CloneReport, clone_export, drop_clone, logged, seed
+from statestore.operations.clones.clone import CloneReport, clone_export, drop_clone, seed
 from statestore.operations.clones.record import as_deployed, read_record
 from statestore.operations.exports.create import create_export_for_clones
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime
 from statestore.runtime.databases import RocksDatabases
+from statestore.stores.kinds.versioned_kind import VersionedKind
 from statestore.stores.logged import read_versions
 from statestore.stores.versioned.store import TransactionalVersionedStore
 from statestore.testing.memory_broker import MemoryBroker
@@ -237,8 +238,8 @@ def test_the_versions_of_a_store_written_as_a_changelog_make_the_same_store(
     outbox = broker.plain_outbox("x")
     outbox.open()
     engine = RocksDatabases().rewrite(tmp_path / "one" / "rates")
-    assert sum(len(batch.keys) for batch in logged(engine, "versioned", 0, 9)) == 10
-    end = seed(outbox, log, engine, "versioned", 0, 9)
+    assert sum(len(batch.keys) for batch in VersionedKind().logged_rows(engine, 0, 9)) == 10
+    end = seed(outbox, log, engine, VersionedKind(), 0, 9)
     engine.close()
     assert end == 10
     with ss.open_store(spec, tmp_path / "two") as other:

@@ -8,7 +8,7 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse
-from statestore.stores.serdes import CountWindow
+from statestore.serdes.composed import CountWindow
 from statestore.testing import TopologyTestDriver
 from tests.contract.task_rig import TaskRig
 

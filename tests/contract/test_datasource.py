@@ -112,7 +112,8 @@ def test_rows_are_decoded_by_the_deployed_serdes_in_a_partition_per_stream_task(
 def test_columns_have_the_types_of_javas_serdes(state_dir: Path) -> None:
     assert rows(state_dir, "ids")[0] == ("0_0", 0, str(uuid.UUID(int=0)), 1.5)
     assert source(state_dir, "ids").schema()["value"].dataType.simpleString() == "float"
-    assert rows(state_dir, "flags")[1] == ("0_1", 1, 1, "[true,null]")
+    assert rows(state_dir, "flags")[1] == ("0_1", 1, 1, [True, None])
+    assert rows(state_dir, "flags", typed="false")[1] == ("0_1", 1, 1, "[true,null]")
     assert source(state_dir, "flags").schema()["key"].dataType.simpleString() == "int"
 
 

@@ -18,6 +18,7 @@ from statestore.model.ids import TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Record
 from statestore.operations.deployed import describe_deployment
+from statestore.spark.datasource import TransactionalStore
 from statestore.stores import expiry, offsets, row_times
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.dsl.builder import StreamsBuilder
@@ -388,6 +389,16 @@ def test_rows_at_rest_are_shown_as_of_the_last_commit(rig: TaskRig) -> None:
     with ss.open_snapshot(rig.layout.state_dir, "shop", "recent") as recent:
         assert list(recent.all(reverse=True)) == [("b", "b1050")]
         assert recent.get_many(["a", "b"]) == [None, "b1050"]
+    source = TransactionalStore(
+        {
+            "state_dir": str(rig.layout.state_dir),
+            "application_id": "shop",
+            "store": "recent",
+        }
+    )
+    reader = source.reader(source.schema())
+    batches: list[Any] = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert [row["key"] for batch in batches for row in batch.to_pylist()] == ["b"]
 
 
 def test_readers_on_other_threads_never_see_two_rows_further_apart_than_the_time_to_live(

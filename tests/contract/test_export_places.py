@@ -54,6 +54,7 @@ def test_two_attempts_at_a_task_upload_under_names_of_their_own(
     rig: ExportRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Spark makes them: the second one uploads all while the first one is about to."""
+    rig.set_clock()
     monkeypatch.setattr(create, "SMALL", 0)
     named: list[str] = []
 

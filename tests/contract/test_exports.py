@@ -218,6 +218,7 @@ def test_stores_a_crash_left_at_different_commits_are_not_exported_before_a_run(
 
 
 def test_stores_a_crash_left_alike_are_exported_where_a_broker_says_so(rig: ExportRig) -> None:
+    rig.set_clock()  # What died is as old as its files.
     rig.send(("a", "1"))
     rig.drain()
     rig.tasks.start()
@@ -265,7 +266,7 @@ def test_a_damaged_file_is_named(rig: ExportRig, how: str) -> None:
     with pytest.raises(ExportDamaged, match=f"file {file.name} of store '\\w+' of task 0_0"):
         rig.exports.verify(manifest, NoProgress())
     before = list(rig.tasks.layout.application_dir.rglob("*.sst"))
-    with pytest.raises(ExportDamaged, match="use another export"):
+    with pytest.raises(ExportDamaged, match="exports verify` of this export sets it aside"):
         rig.restore(replace=True, stores=["latest"])
     assert list(rig.tasks.layout.application_dir.rglob("*.sst")) == before, "nothing was set aside"
 
@@ -337,10 +338,10 @@ def test_prune_and_uploads_keep_out_of_each_others_way(rig: ExportRig) -> None:
     exported(rig, 1)
     with rig.exports.uploading(), pytest.raises(Locked, match="an export is being uploaded"):
         rig.exports.prune(Retention(1))
-    with rig.exports._leases.pruning():
+    with rig.exports._leases.removing():
         with pytest.raises(Locked, match="being pruned"):
             rig.export()
-        with pytest.raises(Locked, match="another process prunes"):
+        with pytest.raises(Locked, match="another process removes files"):
             rig.exports.prune(Retention(1))
     assert not [name for name in rig.files() if "/files/" not in name and "/exports/" not in name]
 

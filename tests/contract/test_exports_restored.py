@@ -169,6 +169,7 @@ def test_a_store_that_was_brought_up_in_time_is_trusted_for_good(rig: ExportRig)
 
 
 def test_an_export_of_a_task_that_died_is_as_old_as_its_last_flush(rig: ExportRig) -> None:
+    rig.set_clock()
     rig.tasks.start()
     rig.tasks.crash()
     rig.tasks.clock.advance(WEEK_MS)

@@ -151,13 +151,17 @@ def test_its_dead_letter_names_it() -> None:
             "node": b"faulty",
             "time": b"10",
             "task": b"0_0",
+            "inputs": b"in",
         }
 
 
 def test_with_fail_the_run_ends_and_nothing_of_it_is_committed() -> None:
     with TopologyTestDriver(topology(), handled("fail")) as d:
         d.pipe("in", "k", "a", 9)
-        with pytest.raises(RecordFailed, match="node faulty, punctuation at 10: KeyError"):
+        with pytest.raises(
+            RecordFailed,
+            match=r"faulty, punctuation at 10 \(its node gets records from in\): KeyError",
+        ):
             d.pipe("in", "k", "b", 10)
         assert values(d) == ["a"]
 

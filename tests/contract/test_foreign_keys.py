@@ -12,6 +12,7 @@ from statestore.errors import InvalidTopology, Misuse, NotCopartitioned, StateSt
 from statestore.kafka.partitioner import murmur2_partition
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record, Subscription
+from statestore.serdes import composed
 from statestore.testing import TopologyTestDriver
 from statestore.topology.joins.subscriptions import NONE, SOME, digest
 from statestore.topology.nodes import TopicName
@@ -96,19 +97,22 @@ def test_each_side_is_co_partitioned_with_its_own_topic_only() -> None:
 
 def test_the_key_of_a_subscription_is_placed_by_its_foreign_key() -> None:
     foreign = serdes.windowed(serdes.STRING, 10)
-    serde = serdes.subscription(foreign, serdes.STRING)
+    serde = composed.subscription(foreign, serdes.STRING)
     assert serdes.by_name(serde.name) is serde
-    nested = serdes.subscription(serdes.STRING, serdes.subscription(foreign, serdes.INT64))
+    nested = composed.subscription(serdes.STRING, composed.subscription(foreign, serdes.INT64))
     assert serdes.by_name(nested.name) is nested
     one = Subscription(ss.Windowed("é", 20, 30), "k")
     data = serde.serialize(one)
     assert data == b"\0\0\0\x0a" + "é".encode() + (20).to_bytes(8, "big") + b"k"
     assert serde.deserialize(data) == one
-    assert serdes.placing(serde, [data, None]) == ["é".encode(), None]
-    plain = serdes.subscription(serdes.STRING, serdes.STRING)
+    assert composed.placing(serde, [data, None]) == ["é".encode(), None]
+    plain = composed.subscription(serdes.STRING, serdes.STRING)
     empty = plain.serialize(Subscription("", ""))
     assert plain.deserialize(empty) == ("", "")
-    assert serdes.placing(plain, [empty, plain.serialize(Subscription("a", "b"))]) == [b"", b"a"]
+    assert composed.placing(plain, [empty, plain.serialize(Subscription("a", "b"))]) == [
+        b"",
+        b"a",
+    ]
     for torn in (b"", b"\0\0", b"\0\0\0\x05abcd"):
         with pytest.raises(ValueError, match="two keys"):
             plain.deserialize(torn)
@@ -192,7 +196,7 @@ def test_values_in_other_bytes_than_their_serde_writes_are_joined() -> None:
         driver.pipe_bytes("right", b"x", b' {"b": 1,  "a": 2 } ', 0)
         driver.pipe_bytes("in", b"k", b' [ "x" ] ', 1)
         assert [(r.key, r.value) for r in driver.read("out")] == [("k", [["x"], {"b": 1, "a": 2}])]
-        # JSON's null is no row, whatever its bytes.
+        # JSON's null is not a row, whatever its bytes.
         driver.pipe_bytes("in", b"k", b"null", 2)
         assert [(r.key, r.value) for r in driver.read("out")] == [("k", None)]
         driver.pipe_bytes("right", b"x", b"null", 3)

@@ -381,7 +381,7 @@ def test_a_row_that_does_not_decode_is_named(world: World) -> None:
         world.run()
 
 
-@pytest.mark.timeout(180)  # a busy disk takes seconds for each commit
+@pytest.mark.timeout(900)  # a busy disk takes seconds for each commit
 def test_a_continuous_run_shows_newer_rows(world: World) -> None:
     world.clock, world.refresh_ms = SystemClock(), 20
     world.rate("a", 1)

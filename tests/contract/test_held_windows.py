@@ -11,6 +11,7 @@ import statestore as ss
 from statestore import serdes
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
+from statestore.serdes import composed
 from statestore.tasks.plan import TaskReport
 from tests.contract.task_rig import TaskRig
 from tests.unit.poison_rig import GUARANTEES
@@ -75,7 +76,8 @@ def drain(rig: TaskRig) -> TaskReport:
 def without_result(rig: TaskRig, shape: str) -> set[ss.Windowed[str]]:
     """The windows in the store that are not in the output."""
     text, size_ms = serdes.STRING, 10
-    keys = serdes.session_windowed(text) if shape == "sessions" else serdes.windowed(text, size_ms)
+    sessions = composed.session_windowed(text)
+    keys = sessions if shape == "sessions" else serdes.windowed(text, size_ms)
     told = {keys.deserialize(one.key) for one in rig.broker.records("out") if one.key is not None}
     store: Any = rig.running[0].store("made")
     with store.all() as found:

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 import statestore as ss
-from statestore import serdes
+from statestore import faults, serdes
 from statestore.commands.running import summary_line
 from statestore.commands.status import rendered
 from statestore.metrics import GatheredFigures, StoreFigures, figures, left_out_totals
@@ -37,8 +37,8 @@ from statestore.serving.prometheus import RunCollector, metrics_port
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.history import WorkHistory
 from statestore.tasks.left_out import STAMP_MAX_BYTES, stamped
-from statestore.tasks.plan import TaskReport
-from statestore.tasks.progress import ProgressFile
+from statestore.tasks.plan import Tally, TaskReport
+from statestore.tasks.progress import KeptSums, ProgressFile, Sums
 from statestore.tasks.slot import Ending, Served
 from statestore.testing.memory_broker import MemoryBroker
 from tests.builders import DEADLINE_S, ManualClock
@@ -378,6 +378,48 @@ def test_a_server_counts_what_all_runs_left_out(tmp_path: Path) -> None:
         ("_in_total", "0_0", "", ""): 8,
         ("_dropped_total", "0_0", "per-minute", "late"): 6,
     }
+
+
+def test_a_server_has_sum_and_count_of_the_whole_commits_of_all_runs(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    world = World(tmp_path, by_key())
+
+    def slow_broker(point: faults.CrashPoint) -> None:
+        if point is faults.CrashPoint.COMMIT_LOG_DONE:
+            world.clock.advance(20_000)
+
+    faults.on_reach(slow_broker)
+    request.addfinalizer(lambda: faults.on_reach(None))
+    commits = 0
+    for _ in range(2):
+        world.click("ann", 10 * MINUTE_MS, 1, 2, 3)
+        commits += world.run().commits
+    assert commits >= 2
+    with world.runtime() as runtime, serving(runtime) as server:
+        text = server.client.get("/metrics").text
+    found = {
+        one.name: one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+        if family.name == "statestore_serve_commit_duration_seconds"
+    }
+    assert found == {
+        "statestore_serve_commit_duration_seconds_count": commits,
+        "statestore_serve_commit_duration_seconds_sum": 20.0 * commits,
+    }
+
+
+def test_times_of_commits_are_summed_over_workers_and_runs_and_a_kill_forgets_both() -> None:
+    first = KeptSums().after("run1-0_0", Sums(10, {}, 2, 3.0))
+    # The worker was killed after a third commit, of which the file does not tell.
+    killed = first.settled(Tally(serving="run1-0_0", commits=3, records_in=15))
+    assert (killed.in_all.records_in, killed.in_all.commits) == (15, 2)
+    assert killed.in_all.commit_seconds == 3.0
+    second = killed.after("run1-0_0", Sums(20, {}, 3, 7.0))
+    again = second.after("run2-0_0", Sums(1, {}, 1, 0.5))
+    assert (again.in_all.commits, again.in_all.commit_seconds) == (4, 7.5)
+    assert (again.in_run.commits, again.in_run.commit_seconds) == (1, 0.5)
 
 
 def text_of(status: Status) -> str:

@@ -291,8 +291,8 @@ def test_a_url_of_fsspec_and_a_format_by_name(world: World) -> None:
         ("code,rate\na\n", "line 2 has 1 values, and the header 2"),
         ("code,code\na,b\n", "its header has 'code' twice"),
         ("", "it has no header"),
-        (b"code\n\xff\n", "is no csv that can be read"),
-        ('code,rate\n"a,1\n', "is no csv that can be read"),
+        (b"code\n\xff\n", "is not a csv that can be read"),
+        ('code,rate\n"a,1\n', "is not a csv that can be read"),
     ],
 )
 def test_a_bad_file_is_a_refusal(world: World, file: Path, content: Any, told: str) -> None:
@@ -305,12 +305,12 @@ def test_a_bad_file_is_a_refusal(world: World, file: Path, content: Any, told: s
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("x.jsonl", b'{"code": "a"}\n[1]\n', "line 2 is no JSON object"),
+        ("x.jsonl", b'{"code": "a"}\n[1]\n', "line 2 is not a JSON object"),
         ("x.jsonl", b'{"code": "a"\n', "line 1: "),
         ("x.jsonl", b'\n{"kode": 1}\n', "line 2 of .* has no 'code', which is the key"),
         ("x.jsonl", b'{"code": null}\n', "has no value for its key"),
         ("x.jsonl", b'{"code": 5}\n', "its key 5 is int, but key_serde is STRING"),
-        ("x.parquet", b"code\na\n", "is no parquet that can be read"),
+        ("x.parquet", b"code\na\n", "is not a parquet that can be read"),
     ],
 )
 def test_so_is_one_in_another_format(
@@ -322,7 +322,9 @@ def test_so_is_one_in_another_format(
 
 
 def test_a_value_that_its_serde_does_not_read_is_named(world: World, file: Path) -> None:
-    with pytest.raises(Misuse, match=r"line 2 of .* is no .*Rate.*reads rows as JSON objects"):
+    with pytest.raises(
+        Misuse, match=r"line 2 of .* is not a valid .*Rate.*reads rows as JSON objects"
+    ):
         world.run(joined(file, value_serde=serdes.json(Rate)))
 
 

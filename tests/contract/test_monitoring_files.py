@@ -8,12 +8,14 @@ import subprocess
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from statestore.serving.prometheus import metrics_port
 from tests.builders import DEADLINE_S
 from tests.contract.task_rig import TaskRig
+from tests.contract.test_left_out import MINUTE_MS, World, by_key
 from tests.contract.test_serve_http import filled, pipeline
 from tests.serving_rig import LONG_LEASE, serving
 
@@ -23,7 +25,7 @@ METRIC = re.compile(r"\bstatestore_[a-z_]+")
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names in a scrape of a server and of a run."""
+    """The names in scrapes of a run, and of servers beside it and after another run."""
     rig = TaskRig(pipeline(), tmp_path_factory.mktemp("state"), settings=LONG_LEASE)
     with metrics_port("shop", "127.0.0.1", 0) as port:
         filled(rig)
@@ -32,12 +34,15 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
             assert server.client.get("/health").is_success
             texts.append(server.client.get("/metrics").text)
         rig.end()
+    world = World(tmp_path_factory.mktemp("of-runs"), by_key())
+    world.click("ann", 10 * MINUTE_MS, 1, 2, 3)
+    world.run()
+    with world.runtime() as runtime, serving(runtime) as server:
+        texts.append(server.client.get("/metrics").text)
     names = set()
     for text in texts:
         for family in text_string_to_metric_families(text):
             names |= {family.name} | {sample.name for sample in family.samples}
-            if family.type == "counter":
-                names.add(f"{family.name}_total")
     return names
 
 
@@ -62,6 +67,22 @@ def test_the_panels_of_the_dashboard_stand_beside_each_other() -> None:
         assert not places & taken, panel["title"]
         assert at["x"] + at["w"] <= 24
         taken |= places
+
+
+def test_every_alert_is_planted_once_and_is_silent_once() -> None:
+    rules = msgspec.yaml.decode((FOLDER / "alerts.yaml").read_bytes())
+    names = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    tests = msgspec.yaml.decode((FOLDER / "alerts.test.yaml").read_bytes())["tests"]
+    cases = [case for test in tests for case in test["alert_rule_test"]]
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == names
+    assert {case["alertname"] for case in cases if not case["exp_alerts"]} == names
+
+
+def test_no_alert_goes_by_an_average_over_the_life_of_a_run() -> None:
+    """`rate` and `increase` look at a window; a figure whose name ends so does not."""
+    rules = msgspec.yaml.decode((FOLDER / "alerts.yaml").read_bytes())
+    expressions = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    assert [one for one in expressions if re.search(r"_(avg|rate|max)\b", one)] == []
 
 
 @pytest.mark.slow

@@ -109,3 +109,7 @@ def test_a_receiver_gets_stores_and_messages_under_their_names(
     ((store, commits),) = made.got["statestore.commits"]
     assert (store, commits.as_int) == ({"store": "counts", "task": "0_0"}, 1)
     assert made.got["statestore.commit.duration"][0][1].count == 1
+    ((task, whole),) = made.got["statestore.task.commit.duration"]
+    assert (task, whole.count) == ({"task": "0_0"}, 1)
+    waits = made.got["statestore.task.commit.wait.duration"]
+    assert sorted(part["part"] for part, _ in waits) == ["end", "flush", "offsets"]

@@ -100,7 +100,7 @@ def test_the_applications_file_names_the_pipeline_of_serdes_that_the_library_lac
         ),
         (
             ("--pipeline", "tests.contract.own_serdes:with_other_values"),
-            r"the value 7 is no INT64 .*or pass --raw",
+            r"the value 7 is not a valid INT64 .*or pass --raw",
         ),
         ((*PIPELINE, "--raw"), "not both"),
     ],
@@ -115,7 +115,7 @@ def test_a_pipeline_that_does_not_decode_the_store_is_refused(
 
 def test_a_key_that_is_none_of_the_serdes_is_refused(shop: Shop) -> None:
     said = shop.refused("stores", "get", "stock", '{"shelf": 1}', *PIPELINE)
-    assert "is no PLACE" in said
+    assert "is not a valid PLACE" in said
     assert "city" in said
 
 

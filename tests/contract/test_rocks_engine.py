@@ -16,6 +16,7 @@ from rocksdict import AccessType, Options, Rdict
 
 from statestore.engines.rocks import RocksEngine, RocksTuning, open_rocks, stored_tables
 from statestore.errors import HostFailure, Locked, Misuse, StoreClosed, TaskCorrupted
+from tests.builders import DEADLINE_S
 from tests.contract.conftest import MEMORY, TABLES, fails, rocks_rows
 from tests.contract.rocks_child import KEYS, write
 
@@ -38,7 +39,7 @@ def child(verb: str, folder: Path) -> subprocess.Popen[str]:
 def run_child(verb: str, folder: Path, *, code: int = 0) -> dict[str, Any]:
     """All it said, as one dict; its exit code is part of the claim."""
     process = child(verb, folder)
-    said, complaint = process.communicate(timeout=50)
+    said, complaint = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == code, complaint
     return {key: value for line in said.splitlines() for key, value in json.loads(line).items()}
 
@@ -90,7 +91,7 @@ def test_a_kill_at_any_moment_leaves_one_whole_commit_no_older_than_the_last_flu
         for _ in range(kill % 4 + 1):
             durable = json.loads(process.stdout.readline())["durable"]
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=DEADLINE_S)
         assert commit_on_disk(folder) >= durable
 
 
@@ -121,7 +122,7 @@ def test_a_folder_open_in_another_process_is_locked_until_that_closes(folder: Pa
     process.stdout.readline()
     with pytest.raises(Locked, match=str(folder)):
         open_plain(folder)
-    process.communicate(timeout=20)
+    process.communicate(timeout=DEADLINE_S)
     open_plain(folder).close()
 
 
@@ -178,7 +179,7 @@ def test_close_waits_for_a_list_get_under_way(folder: Path) -> None:
     threads = [threading.Thread(target=read) for _ in range(3)]
     for thread in threads:
         thread.start()
-    assert begun.wait(20)
+    assert begun.wait(DEADLINE_S)
     engine.close()
     open_plain(folder).close()
     for thread in threads:

@@ -168,5 +168,5 @@ def test_what_is_no_serde_is_refused_where_it_was_given() -> None:
     wrong: Any = Invoice
     for make in MAKES.values():
         b = ss.StreamsBuilder()
-        with pytest.raises(Misuse, match=r"is no value_serde: pass one of statestore\.serdes"):
+        with pytest.raises(Misuse, match=r"is not a value_serde: pass one of statestore\.serdes"):
             make(b, b.stream("in"), wrong)

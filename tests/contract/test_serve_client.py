@@ -107,7 +107,7 @@ def test_a_position_is_waited_for(ask: Ask) -> None:
 def test_errors_are_those_of_the_library(ask: Ask) -> None:
     with pytest.raises(UnknownStore, match="no store 'nowhere'"):
         ask(lambda state: state.get("nowhere", "a"))
-    with pytest.raises(Misuse, match="is no STRING"):
+    with pytest.raises(Misuse, match="is not a valid STRING"):
         ask(lambda state: state.get("counts", 7))
     with pytest.raises(Misuse, match="cannot be JSON"):
         ask(lambda state: state.get("counts", object()))

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import httpx
@@ -10,10 +11,13 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from statestore import faults
 from statestore.cli import cli
 from statestore.errors import HostFailure, Misuse
 from statestore.extras import install_command
-from statestore.metrics import GatheredFigures, figures
+from statestore.faults import CrashPoint
+from statestore.metrics import GatheredFigures, TaskFigures, figures
+from statestore.ports import CommitWaits
 from statestore.serving.prometheus import metrics_port
 from tests.builders import DEADLINE_S, eventually
 from tests.contract.task_rig import TaskRig
@@ -105,6 +109,64 @@ def test_the_metrics_of_a_run_are_scraped_under_kafka_streams_names(rig: TaskRig
         ):
             pass
         rig.end()
+
+
+def test_the_metrics_of_a_run_have_whole_commits_records_and_lag(
+    rig: TaskRig, request: pytest.FixtureRequest
+) -> None:
+    before = sums()
+
+    def slow_broker(point: CrashPoint) -> None:
+        if point is CrashPoint.COMMIT_LOG_DONE:
+            rig.clock.advance(20_000)
+
+    faults.on_reach(slow_broker)
+    request.addfinalizer(lambda: faults.on_reach(None))
+    with metrics_port("shop", "127.0.0.1", 0) as port:
+        task = filled(rig)
+        task.standing()
+        commits = task._committer.stamp.number
+        after = sums(port)
+        whole = "statestore_task_commit_duration_seconds"
+        assert after[f"{whole}_count"] - before[f"{whole}_count"] == commits
+        assert after[f"{whole}_sum"] - before[f"{whole}_sum"] == 20 * commits
+        part = "statestore_task_commit_wait_duration_seconds"
+        assert after[f"{part}_count"] - before[f"{part}_count"] == 3 * commits
+        own = "statestore_commit_duration_seconds"
+        assert after[f"{own}_sum"] - before[f"{own}_sum"] == 0, "the stores were not slow"
+        came = "statestore_task_records_in_total"
+        assert after[came] - before[came] == task.report.records_in > 0
+        assert after["statestore_task_lag_records"] == 0
+        rig.send("in", [("late", "1"), ("later", "1")])
+        rig.end()
+        assert sums(port)[came] == after[came], "it never falls"
+        assert "statestore_task_lag_records" not in sums(port), "nobody knows any more"
+
+
+def sums(port: int | None = None) -> Counter[str]:
+    """The samples of task 0_0 and its stores in this process, added up by name."""
+    if port is None:
+        with metrics_port("shop", "127.0.0.1", 0) as own:
+            return sums(own)
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S).text
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            if one.labels.get("task") == "0_0":
+                found[one.name] += one.value  # type: ignore[assignment]  # they count floats here
+    return found
+
+
+def test_figures_of_workers_are_added_up_and_those_of_the_dead_stay() -> None:
+    gathered = GatheredFigures()
+    waits = CommitWaits(1.0, 2.0, 3.0)
+    gathered.put(1, (), None, [TaskFigures("0_0", 2, 7.0, waits, {("in", 0): 5}, {("in", 0): 9})])
+    gathered.put(2, (), None, [TaskFigures("0_0", 1, 6.5, waits, {("in", 1): 1}, {("in", 1): 4})])
+    gathered.put(1, ())
+    (found,) = gathered.tasks()
+    assert (found.commits, found.commit_seconds, found.waits) == (3, 13.5, (2.0, 4.0, 6.0))
+    assert found.records_in == {("in", 0): 5, ("in", 1): 1}
+    assert found.lags == {("in", 1): 4}, "the first one is gone"
 
 
 def test_figures_of_other_processes_are_shown_until_they_end_and_each_store_once(

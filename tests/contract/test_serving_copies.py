@@ -12,6 +12,7 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
+from statestore.errors import UnknownStore
 from statestore.layout import commit_feeds
 from statestore.layout.commit_feeds import FeedEnd, FeedReader, FeedWriter, StoreWrites
 from statestore.layout.commit_feeds import encoded_commit as encoded
@@ -21,7 +22,7 @@ from statestore.model.records import Record
 from statestore.serving import followers
 from statestore.serving.followers import OwnerState
 from statestore.serving.service import StateService
-from statestore.stores.kinds import tables_of
+from statestore.stores.kinds.registry import kind_of
 from statestore.tasks.task import StreamTask
 from tests.builders import eventually
 from tests.contract.task_rig import TASK, TaskRig
@@ -86,8 +87,7 @@ def copies_are_equal(service: StateService, task: StreamTask, which: str) -> Non
     assert state.replica is not None
     for name, opened in task._stores.opened.items():
         if opened.persistent():
-            spec: Any = opened.spec
-            tables = tables_of(spec)
+            tables = kind_of(opened.spec).tables
             ours = dump(opened._staged._engine, tables)  # type: ignore[attr-defined]  # an OpenStore
             assert dump(state.replica._engines[name], tables) == ours, (name, which)
 
@@ -322,3 +322,21 @@ def test_a_feed_brings_commits_in_order_and_says_how_it_ended(tmp_path: Path) ->
 def test_a_feed_whose_reader_has_gone_ends_without_an_error(tmp_path: Path) -> None:
     writer = FeedWriter(tmp_path / "gone")
     assert not writer.append(b"x")
+
+
+def test_names_that_no_store_has_are_not_kept(tmp_path: Path) -> None:
+    """Or a client could fill the server's memory with them."""
+    rig = rig_of(both(), tmp_path)
+    task = rig.start()
+    send(rig, "k", "v", 1)
+    commit(task, rig)
+    with service_of(rig) as service:
+        copied(service, task, rig)
+        service.get("left", [b"k"])
+        for number in range(100):
+            with pytest.raises(UnknownStore):
+                service.get(f"nowhere-{number}", [b"k"])
+            with pytest.raises(UnknownStore):
+                service.encoding(f"nowhere-{number}", raw=True)
+        assert "nowhere" not in repr((service._views, service._encodings))
+    rig.end()

@@ -20,9 +20,9 @@ from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import describe_deployment, publish_deployed
 from statestore.operations.relocation.apply import relocate
 from statestore.operations.relocation.plan import Choices
+from statestore.reading.questions import Range
 from statestore.runtime import Runtime
 from statestore.serving.service import StateService
-from statestore.serving.values import Range
 from tests.builders import ManualClock, eventually
 from tests.contract.task_rig import TaskRig
 from tests.contract.test_relocated_tasks import commit_two, deployed_behind, latest

@@ -20,10 +20,10 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Record, Windowed
 from statestore.model.texts import time_text
-from statestore.operations.clones.clone import logged
 from statestore.operations.deployed import describe_deployment
+from statestore.serdes import composed
 from statestore.stores.in_windows import START, TIME_ROW
-from statestore.stores.kinds import logged_keys
+from statestore.stores.kinds.registry import kind_named
 from statestore.stores.sessions import LIST, SPAN, TransactionalSessionStore, row_of, spans_of
 from statestore.stores.specs import SessionSpec, WindowSpec
 from statestore.testing.driver import TopologyTestDriver
@@ -93,12 +93,12 @@ def test_sessions_take_spans_and_are_kept_for_gap_and_grace_unless_told() -> Non
 def test_a_key_in_a_session_is_the_keys_bytes_and_end_and_start_in_eight_each(
     key: str, start: int, length: int
 ) -> None:
-    serde = serdes.session_windowed(serdes.STRING)
+    serde = composed.session_windowed(serdes.STRING)
     session = ss.Windowed(key, start, start + length)
     data = serde.serialize(session)
     assert data == key.encode() + (start + length).to_bytes(8, "big") + start.to_bytes(8, "big")
     assert serde.deserialize(data) == session
-    assert logged_keys("session", [row_of(data), LIST + key.encode()]) == [data, None]
+    assert kind_named("session").logged_keys([row_of(data), LIST + key.encode()]) == [data, None]
     assert serdes.by_name(serde.name) is serde
 
 
@@ -316,7 +316,7 @@ def test_the_log_of_a_clone_has_the_sessions_and_no_lists(driver: TopologyTestDr
     engine: Any = task._stores.opened["counts"]._staged._engine  # type: ignore[attr-defined]
     found = [
         (key, value)
-        for changes in logged(engine, "session", 7, 9)
+        for changes in kind_named("session").logged_rows(engine, 7, 9)
         for key, value in zip(changes.keys, changes.values, strict=True)
     ]
     one = (1).to_bytes(8, "big")

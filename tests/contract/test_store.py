@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import statestore as ss
+from statestore import serdes
 from statestore.errors import Misuse, SerdeMismatch, StoreClosed
-from statestore.stores import serdes
 from tests.contract.store_worlds import WORLDS, Store, StoreWorld
 
 # Committed, pending, and what the owner then sees. A key alone is a pending delete.

@@ -242,7 +242,7 @@ REFUSALS = [
     (("stores", "get", "counts", "k", "--partition", "7"), "no partition 7; .* tasks 0_0, 0_1"),
     (("stores", "range", "recent"), "'recent' is in memory"),
     (("stores", "get", "odd", "o"), "no serde named 'OWN'.*or pass --raw"),
-    (("stores", "get", "notes", "seven"), "key 'seven' of store 'notes' is no INT64"),
+    (("stores", "get", "notes", "seven"), "key 'seven' of store 'notes' is not a valid INT64"),
     (("stores", "range", "counts", "a", "--prefix", "b"), "not both"),
     (("stores", "ls", "--application-id", "nope"), "no application 'nope' in .*; it has: shop"),
 ]

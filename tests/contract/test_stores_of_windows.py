@@ -253,7 +253,7 @@ def test_expired_windows_are_deleted_by_and_by(windows: Any) -> None:
         if number % 100 == 0:
             windows.commit()
     windows.commit()
-    left = [row for row, _ in windows._table.scan()]
+    left = [row for row, _ in windows.table.scan()]
     assert len([row for row in left if row < UNLOGGED]) < 2 * 500 + KEPT
     assert len([row for row in left if row >= UNLOGGED]) < 2 * 500 + KEPT
     assert len(shown(windows.all())) == KEPT
@@ -320,7 +320,7 @@ def test_many_sessions_expire_by_and_by_and_leave_no_list(sessions: Any) -> None
     for number in range(4000):
         sessions.put(Windowed(f"k{number % 7}", number, number + 1), number)
     sessions.commit()
-    left = [row for row, _ in sessions._table.scan()]
+    left = [row for row, _ in sessions.table.scan()]
     assert len([row for row in left if row < UNLOGGED]) < 2 * 500 + KEPT
     assert len([row for row in left if row >= UNLOGGED]) == 7
     sessions.rollback()

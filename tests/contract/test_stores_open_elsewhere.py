@@ -23,10 +23,11 @@ from statestore.operations.relocation.plan import Choices
 from statestore.operations.reset import ResetTo, reset
 from statestore.operations.upgrade import upgrade_to_versioned
 from statestore.runtime import Runtime
+from tests.builders import DEADLINE_S
 from tests.contract.test_all_stores_beside import World, begun, every_store
 from tests.relocation_rig import in_memory_folder
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 _CHILD = """
 import sys
@@ -64,7 +65,7 @@ def held_open_in(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            _, said = child.communicate("close\n", timeout=60)
+            _, said = child.communicate("close\n", timeout=DEADLINE_S)
     assert (child.returncode, said) == (0, "")
 
 
@@ -114,6 +115,7 @@ def test_nothing_moves_while_another_process_has_a_store_open(world: World) -> N
             operation(runtime)
 
 
+@pytest.mark.thorough
 def test_a_store_open_in_this_process_stays_open_and_where_it_is(world: World) -> None:
     layout = StateLayout(world.state_dir, "app")
     (task,) = [task for task in layout.tasks() if "mere" in layout.stores(task)]
@@ -130,6 +132,7 @@ def test_a_store_open_in_this_process_stays_open_and_where_it_is(world: World) -
         OPERATIONS["relocate --offline"](runtime)
 
 
+@pytest.mark.thorough
 def test_a_clone_of_which_another_process_has_a_store_open_is_not_dropped(world: World) -> None:
     with world.runtime() as runtime:
         create_export_for_clones(runtime, every_store())
@@ -143,6 +146,7 @@ def test_a_clone_of_which_another_process_has_a_store_open_is_not_dropped(world:
         assert drop_clone(runtime)
 
 
+@pytest.mark.thorough
 def test_a_quarantined_store_that_is_looked_at_is_not_swept(world: World) -> None:
     layout = StateLayout(world.state_dir, "app")
     with world.runtime() as runtime:

@@ -21,6 +21,7 @@ from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import KeyAtTime, Record
 from statestore.operations.audits.rows import placing_keys
 from statestore.operations.deployed import describe_deployment
+from statestore.serdes import composed
 from statestore.spark.datasource import TransactionalStore
 from statestore.stores.specs import KeyValueSpec
 from statestore.testing import TopologyTestDriver
@@ -293,14 +294,14 @@ def test_the_data_source_reads_what_a_join_keeps(shop: Shop) -> None:
 
 
 def test_keys_at_times_are_known_by_name_and_placed_by_the_key() -> None:
-    serde = serdes.key_at_time(serdes.windowed(serdes.STRING, 10))
+    serde = composed.key_at_time(serdes.windowed(serdes.STRING, 10))
     assert serdes.by_name(serde.name) is serde
     at = KeyAtTime(ss.Windowed("a", 0, 10), -1, 2**40)
     data = serde.serialize(at)
     assert serde.deserialize(data) == at
-    plain = serdes.key_at_time(serdes.STRING)
+    plain = composed.key_at_time(serdes.STRING)
     row = plain.serialize(KeyAtTime("a", 1, 2))
-    assert serdes.placing(plain, [row, None]) == [b"a", None]
+    assert composed.placing(plain, [row, None]) == [b"a", None]
     assert placing_keys([row, None], "keyvalue", plain.name) == [b"a"]
     with pytest.raises(ValueError, match="16 bytes"):
         plain.deserialize(b"short")

@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from statestore.errors import HostFailure, Misuse, Unavailable
+from statestore.errors import ExportDamaged, HostFailure, Misuse, Unavailable
 from statestore.layout.works import NoProgress
 from statestore.operations.exports.catalog import SMALL, Retention, sha256_of
 from statestore.targets import FsspecTarget
@@ -72,6 +72,11 @@ def test_what_is_written_is_read_listed_replaced_and_removed(target: FsspecTarge
     target.remove(["a/b.json", "a/nothing"])
     assert target.names("a") == {"a/c/d": 0}
     assert target.names("elsewhere") == {}
+    target.write("a/other", b"replaced")
+    assert target.move("a/c/d", "a/other")
+    assert target.names("") == {"a/other": 0}
+    assert not target.move("a/c/d", "a/more")
+    assert target.names("") == {"a/other": 0}
 
 
 def test_a_big_file_is_kept_under_what_its_checksum_gives(
@@ -117,6 +122,33 @@ def test_exports_to_it_are_incremental_verified_restored_and_pruned(
         assert len(rig.exports.prune(Retention(1)).removed) == 2
         assert set(rig.exports.contents()) == set(rig.exports.read().files())
         assert not [name for name in target.names("") if "/uploads/" in name]
+
+
+def test_what_is_damaged_there_is_set_aside_and_repaired_by_the_next_export(
+    target: FsspecTarget,
+) -> None:
+    with in_memory_folder() as folder:
+        rig = ExportRig(folder, elsewhere=target)
+        rig.send(("a", "1"))
+        rig.drain()
+        first = rig.export().export_id
+        sizes = rig.exports.contents()
+        name = rig.exports.content(max(sizes, key=lambda sha256: sizes[sha256]))
+        content = target.read(name)
+        assert content
+        target.write(name, bytes(len(content)))
+        with pytest.raises(ExportDamaged, match="was set aside"):
+            rig.exports.verify(rig.exports.read(), NoProgress())
+        assert target.read(name) is None
+        kept = [one for one in target.names("") if "/damaged/" in one]
+        assert [target.read(one) for one in kept if not one.endswith(".json")] == [
+            bytes(len(content))
+        ]
+        assert len(kept) == 2
+        assert rig.export().files_uploaded == 1
+        for export_id in rig.exports.ids():
+            rig.exports.verify(rig.exports.read(export_id), NoProgress())
+        assert rig.exports.ids()[0] == first
 
 
 def test_a_bucket_that_is_not_there_and_a_server_that_is_not(s3: str) -> None:

@@ -64,7 +64,7 @@ class OnTimers(Writes):
 
 
 class OnPunctuations(Writes):
-    """Writes with the first firing after a record came whose key is no `tick`."""
+    """Writes with the first firing after a record came whose key is not a `tick`."""
 
     kind = STREAM
 

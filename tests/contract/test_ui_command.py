@@ -51,7 +51,7 @@ def test_it_says_where_it_listens_and_ends_when_told(
         elsewhere = client.get(address, headers={"Host": "rebound.example"})
         assert elsewhere.status_code == 421
         child.send_signal(ending)
-        assert child.wait(60) in {0, 128 + ending, -ending}
+        assert child.wait(DEADLINE_S) in {0, 128 + ending, -ending}
 
 
 def test_one_application_needs_no_file(tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ def test_one_that_denies_what_its_supplier_says_is_refused(tmp_path: Path) -> No
 
 
 def kept_in(store: Any) -> ss.Materialized:
-    """Type checkers refuse what is no store for a table, too."""
+    """Type checkers refuse what is not a store for a table, too."""
     return ss.Materialized(store)
 
 

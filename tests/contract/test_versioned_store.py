@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import statestore as ss
+from statestore import serdes
 from statestore.errors import Misuse, SerdeMismatch
 from statestore.runtime.public import open_store
-from statestore.stores import serdes
 from tests.builders import table_rows
 from tests.contract.versioned_worlds import Open
 from tests.contract.versions_text import answer, puts, shown, shown_one

@@ -86,11 +86,11 @@ def test_what_is_older_than_the_history_is_not_shown(shop: Shop) -> None:
 
 
 def test_a_store_without_history_is_refused(shop: Shop) -> None:
-    assert "'plain' is a keyvalue one" in shop.refused("stores", "history", "plain", "k")
-    assert "'plain' is a keyvalue one" in shop.refused(
+    assert "'plain' is a keyvalue store" in shop.refused("stores", "history", "plain", "k")
+    assert "'plain' is a keyvalue store" in shop.refused(
         "stores", "get", "plain", "k", "--as-of", "1"
     )
-    assert "'plain' is a keyvalue one" in shop.refused("stores", "range", "plain", "--as-of", "1")
+    assert "'plain' is a keyvalue store" in shop.refused("stores", "range", "plain", "--as-of", "1")
     assert "swap them" in shop.refused(
         "stores", "history", "rates", "EUR", "--from", "2", "--to", "1"
     )

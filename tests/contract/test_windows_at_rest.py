@@ -85,7 +85,7 @@ def test_get_finds_the_window_a_time_lies_in(shop: Shop) -> None:
     assert shop.call("stores", "get", "counts", "c", "--as-of", "19").code == 1
     assert "pass --as-of" in shop.refused("stores", "get", "counts", "b")
     assert "no history" in shop.refused("stores", "range", "counts", "--as-of", "1")
-    assert "is a window one" in shop.refused("stores", "history", "counts", "b")
+    assert "is a window store" in shop.refused("stores", "history", "counts", "b")
 
 
 def test_get_finds_the_last_hopping_window_a_time_lies_in(tmp_path: Path) -> None:

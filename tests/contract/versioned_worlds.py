@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import statestore as ss
+from statestore import serdes
 from statestore.runtime.public import open_store
-from statestore.stores import serdes
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned.store import TransactionalVersionedStore
 

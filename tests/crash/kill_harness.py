@@ -34,6 +34,7 @@ from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import DEADLINE_S
 from tests.crash.pipeline import COUNTS, PREFIX_VARIABLE
 
 PARTITIONS = 2
@@ -53,6 +54,7 @@ _ELSEWHERE = (
     "snapshot.",
     "takeover.",
     "upgrade.",
+    "verify.",
 )
 ELSEWHERE = {point for point in CrashPoint if point.startswith(_ELSEWHERE)}
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
@@ -111,7 +113,7 @@ class Rig:
                 self.expected[f"user-{number % 17}"] += 1
             if number % 1000 == 0:
                 producer.poll(0)
-        assert producer.flush(30) == 0
+        assert producer.flush(DEADLINE_S) == 0
         self.produced += count
 
     def command(self, summary: Path | None = None) -> list[str]:
@@ -176,14 +178,14 @@ class Rig:
         process = self.start()
         running = psutil.Process(process.pid)
         span_s = rng.uniform(0.0, 0.4)
-        deadline = _Deadline(60)
+        deadline = _Deadline(DEADLINE_S)
         while process.poll() is None and self.committed() == before:
             deadline.check("no commit")
         try:
             process.wait(timeout=span_s)
         except subprocess.TimeoutExpired:
             running.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=DEADLINE_S)
         died = process.returncode == -signal.SIGKILL
         return Kill(died, self.committed() != before, died and self.writes_open())
 
@@ -243,7 +245,7 @@ class Rig:
         consumer.assign(tps)
         rows: list[tuple[int, bytes | None, bytes | None]] = []
         done = {p for p in range(PARTITIONS) if ends[(topic, p)] == 0}
-        deadline = _Deadline(60)
+        deadline = _Deadline(DEADLINE_S)
         while len(done) < PARTITIONS:
             deadline.check(f"reading {topic}")
             for message in consumer.consume(1000, 0.2):
@@ -327,9 +329,9 @@ class Rig:
 
     def _ends(self, tps: list[TopicPartition], level: IsolationLevel) -> dict[tuple[str, int], int]:
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
-        existing = admin.list_topics(timeout=30).topics
+        existing = admin.list_topics(timeout=DEADLINE_S).topics
         asked = {tp: _LATEST for tp in tps if tp.topic in existing}
-        futures = admin.list_offsets(asked, isolation_level=level, request_timeout=30)
+        futures = admin.list_offsets(asked, isolation_level=level, request_timeout=DEADLINE_S)
         return {(tp.topic, tp.partition): f.result().offset for tp, f in futures.items()}
 
 

@@ -20,7 +20,7 @@ from statestore.testing.drills import drill as drilling
 from statestore.testing.drills.drill import CloneFrom, drill
 from statestore.testing.drills.plan import DrillReport, Outcome
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT
+from tests.builders import DEADLINE_S, ROOT
 from tests.crash.kill_harness import STATESTORE, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
 
@@ -82,7 +82,9 @@ def test_a_kill_between_quarantine_and_restore_loses_and_doubles_nothing(
 def untouched(rig: Rig) -> tuple[object, ...]:
     """What a real application has: topics with their ends, group, files."""
     admin = AdminClient({"bootstrap.servers": rig.kafka.bootstrap_servers, "log_level": 0})
-    mine = [name for name in admin.list_topics(timeout=30).topics if not name.startswith("__")]
+    mine = [
+        name for name in admin.list_topics(timeout=DEADLINE_S).topics if not name.startswith("__")
+    ]
     files = {path: path.stat().st_mtime_ns for path in rig.state_dir.rglob("*") if path.is_file()}
     ends = {topic: len(rig.read(topic)) for topic in rig.written()}
     return sorted(mine), ends, rig.committed(), files
@@ -93,6 +95,7 @@ def drilled(rig: Rig, folder: Path, points: str) -> DrillReport:
     return drill(settings, folder=folder, points=points, moments=0, specials="none", seed=1)
 
 
+@pytest.mark.thorough
 def test_a_drill_is_green_where_runs_survive_and_touches_nothing_but_its_own(
     kafka: LocalKafka, tmp_path: Path
 ) -> None:

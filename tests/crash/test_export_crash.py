@@ -18,7 +18,7 @@ from statestore.runtime import SystemClock
 from statestore.runtime.databases import RocksDatabases
 from statestore.targets import FsspecTarget
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT, ManualClock, eventually
+from tests.builders import DEADLINE_S, ROOT, ManualClock, eventually
 from tests.crash.kill_harness import PARTITIONS, STATESTORE, Rig
 from tests.crash.test_snapshot_crash import changelog, serving
 
@@ -97,10 +97,10 @@ def test_twenty_exports_of_a_run_that_commits_are_each_the_changelog_at_their_of
         for number in range(20):
             rig.produce(300)
             if number == 0:
-                eventually(lambda: rig.committed() != start, "it commits", 60)
+                eventually(lambda: rig.committed() != start, "it commits")
             made(rig, "create")
         owner.terminate()
-        assert owner.wait(60) == 0
+        assert owner.wait(DEADLINE_S) == 0
     finally:
         owner.kill()
         owner.wait()

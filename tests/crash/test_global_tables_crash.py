@@ -19,6 +19,7 @@ from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
 from statestore.layout.global_versions import GlobalVersions
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import DEADLINE_S
 from tests.crash.kill_harness import PARTITIONS, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
 
@@ -63,11 +64,11 @@ class RatesRig(Rig):
         for rate in range(RATES):
             value = json.dumps([rate, self.generation])
             producer.produce(f"{self.topic_prefix}-rates", key=f"r{rate}", value=value)
-        assert producer.flush(30) == 0
+        assert producer.flush(DEADLINE_S) == 0
         for number in range(self.produced, self.produced + count):
             producer.produce(f"{self.topic_prefix}-in", key=f"k{number}", value=str(number))
             self.wanted[number, number % RATES, self.generation] += 1
-        assert producer.flush(30) == 0
+        assert producer.flush(DEADLINE_S) == 0
         self.produced += count
 
     def __post_init__(self) -> None:

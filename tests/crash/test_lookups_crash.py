@@ -18,6 +18,7 @@ from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
 from statestore.layout.global_versions import GlobalVersions
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import DEADLINE_S
 from tests.crash.kill_harness import PARTITIONS
 from tests.crash.pipeline import PREFIX_VARIABLE
 from tests.crash.test_global_tables_crash import RATES, RatesRig
@@ -70,7 +71,7 @@ class LookupRig(RatesRig):
         for number in range(self.produced, self.produced + count):
             producer.produce(f"{self.topic_prefix}-in", key=f"k{number}", value=str(number))
             self.wanted[number, number % RATES, self.generation] += 1
-        assert producer.flush(30) == 0
+        assert producer.flush(DEADLINE_S) == 0
         self.produced += count
 
 

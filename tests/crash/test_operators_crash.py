@@ -3,7 +3,7 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from confluent_kafka import Producer
 import statestore as ss
 from statestore import serdes
 from statestore.faults import CrashPoint
+from statestore.serdes import composed
 from statestore.stores.specs import SessionRows, WindowRows
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import DEADLINE_S
 from tests.crash.kill_harness import PARTITIONS, Rig
 from tests.crash.operators_pipeline import (
     BURST,
@@ -115,7 +117,7 @@ class OperatorsRig(Rig):
                 value=json.dumps({"n": user}),
                 timestamp=START_MS - 1,
             )
-        assert producer.flush(30) == 0
+        assert producer.flush(DEADLINE_S) == 0
 
     def produce(self, count: int) -> None:
         producer = self._producer()
@@ -133,7 +135,7 @@ class OperatorsRig(Rig):
                     value=str(number),
                     timestamp=START_MS + number,
                 )
-        assert producer.flush(30) == 0
+        assert producer.flush(DEADLINE_S) == 0
         self.produced += count
 
     def written(self) -> list[str]:
@@ -258,7 +260,7 @@ class OperatorsRig(Rig):
             )
         for store in RAW_STORES:
             found[f"store {store}"] = self._raw_rows(store)
-        read_subscription = serdes.subscription(serdes.STRING, serdes.STRING).deserialize
+        read_subscription = composed.subscription(serdes.STRING, serdes.STRING).deserialize
         found["subscriptions"] = set(map(read_subscription, found[f"store {SUBSCRIPTIONS}"]))
         found["peers"] = {}
         found["peers that went back"] = []
@@ -552,12 +554,12 @@ def _counted(what: str, found: Counter[Any], wanted: Counter[Any]) -> str:
     return f"{what}: {len(more)} more than once, {[*more][:3]}; {len(less)} lost, {[*less][:3]}"
 
 
-def killed_again_and_again(rig: OperatorsRig) -> list[str]:
-    """What an audit finds after a death at every point, and a run to the end."""
+def killed_again_and_again(rig: OperatorsRig, points: Sequence[CrashPoint]) -> list[str]:
+    """What an audit finds after a death at each point, and a run to the end."""
     rig.create_topics()
     rig.produce(3000)
     rig.run()
-    for point in POINTS:
+    for point in points:
         rig.produce(3000)
         visit = 9 if point.value.startswith("commit.") else 2
         kill = rig.run_until_crash(f"{point}:{visit}")
@@ -568,25 +570,28 @@ def killed_again_and_again(rig: OperatorsRig) -> list[str]:
     return rig.findings()
 
 
+@pytest.mark.parametrize(
+    "points",
+    [(CrashPoint.COMMIT_LOG_DONE,), pytest.param(POINTS, marks=pytest.mark.thorough)],
+    ids=["before-the-store-is-written", "everywhere"],
+)
 def test_a_pipeline_of_most_operators_killed_again_and_again_is_exact(
-    kafka: LocalKafka, tmp_path: Path
+    kafka: LocalKafka, tmp_path: Path, points: Sequence[CrashPoint]
 ) -> None:
-    rig = OperatorsRig(kafka, tmp_path, application_id="operators", topic_prefix="operators")
-    assert killed_again_and_again(rig) == []
+    name = f"operators-{len(points)}"
+    rig = OperatorsRig(kafka, tmp_path, application_id=name, topic_prefix=name)
+    assert killed_again_and_again(rig, points) == []
 
 
 @pytest.mark.slow
 def test_the_same_kills_of_most_operators_without_transactions_are_found_out(
     kafka: LocalKafka, tmp_path: Path
 ) -> None:
+    name = "unsafe-operators"
     rig = OperatorsRig(
-        kafka,
-        tmp_path,
-        guarantee="at_least_once",
-        application_id="unsafe-operators",
-        topic_prefix="unsafe-operators",
+        kafka, tmp_path, guarantee="at_least_once", application_id=name, topic_prefix=name
     )
-    findings = killed_again_and_again(rig)
+    findings = killed_again_and_again(rig, POINTS)
     print("\n".join(found[:200] for found in findings))
     doubled = [found for found in findings if found.startswith(("passed: ", "joined: "))]
     assert doubled

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT
+from tests.builders import DEADLINE_S, ROOT
 from tests.crash.kill_harness import STATESTORE, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
 
@@ -109,8 +109,8 @@ def test_an_application_whose_input_is_gone_is_reset_all_the_same(
     rig.produce(100)
     rig.run()
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    for future in admin.delete_topics(["no-input-in"], operation_timeout=30).values():
-        future.result(timeout=30)
+    for future in admin.delete_topics(["no-input-in"], operation_timeout=DEADLINE_S).values():
+        future.result(timeout=DEADLINE_S)
     done = reset(rig)
     assert done["offsets"] == []
     assert rig.store_rows() == {}

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from statestore import serdes
 from statestore.layout.folders import StateLayout
+from statestore.reading.questions import Range
 from statestore.runtime import Runtime
 from statestore.serving.followers import OwnerState
 from statestore.serving.service import StateService
-from statestore.serving.values import Range
-from statestore.stores import serdes
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import eventually
 from tests.crash.kill_harness import PARTITIONS, Rig

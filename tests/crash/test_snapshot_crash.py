@@ -16,7 +16,7 @@ from statestore.operations.snapshots import Snapshots
 from statestore.runtime import Runtime
 from statestore.runtime.databases import RocksDatabases
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT, eventually
+from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.crash.kill_harness import PARTITIONS, STATESTORE, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
 
@@ -75,7 +75,7 @@ def asking(rig: Rig, crash_at: str = "") -> "subprocess.CompletedProcess[str]":
         env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: crash_at},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
 
@@ -122,7 +122,7 @@ def test_twenty_snapshots_of_a_run_that_commits_are_each_the_changelog_at_their_
             rig.produce(300)
             partition = number % PARTITIONS
             if number == 0:
-                eventually(lambda: rig.committed() != start, "it commits", 60)
+                eventually(lambda: rig.committed() != start, "it commits")
             with asker(rig).take(TaskId(1, partition)) as snapshot:
                 ((_, _, offset),) = snapshot.manifest.stores["counts"].changelog
                 engine = RocksDatabases().read(snapshot.store_dir("counts"))
@@ -130,7 +130,7 @@ def test_twenty_snapshots_of_a_run_that_commits_are_each_the_changelog_at_their_
                 engine.close()
                 commits.add((partition, snapshot.manifest.commit_number))
         owner.terminate()
-        assert owner.wait(60) == 0
+        assert owner.wait(DEADLINE_S) == 0
     finally:
         owner.kill()
         owner.wait()
@@ -149,7 +149,7 @@ def test_an_owner_killed_over_a_snapshot_loses_nothing_and_whoever_asked_gets_it
     rig = rig_on(kafka, tmp_path / "state", f"owner-{point}")
     owner = serving(rig, tmp_path, crash_at=point)
     try:
-        eventually(lambda: asked_and_died(rig, owner), "the owner dies", 60)
+        eventually(lambda: asked_and_died(rig, owner), "the owner dies")
     finally:
         owner.kill()
         owner.wait()
@@ -183,7 +183,7 @@ def test_what_a_killed_asker_leaves_is_swept_and_harms_no_run(
     owner = serving(rig, tmp_path) if on else None
     try:
         if on:
-            eventually(lambda: not free(rig), "the owner is there", 60)
+            eventually(lambda: not free(rig), "the owner is there")
         assert asking(rig, crash_at=point).returncode == -9
         assert asking(rig).stdout == "17\n"
         left = list((tmp_path / "state").rglob("snapshots/*"))
@@ -191,12 +191,12 @@ def test_what_a_killed_asker_leaves_is_swept_and_harms_no_run(
         assert left or on, "nothing was left: this proves nothing"
         if owner is not None:
             owner.terminate()
-            assert owner.wait(60) == 0
+            assert owner.wait(DEADLINE_S) == 0
     finally:
         if owner is not None:
             owner.kill()
             owner.wait()
-    eventually(lambda: swept(rig), "the leases run out and a run sweeps", 60)
+    eventually(lambda: swept(rig), "the leases run out and a run sweeps")
     assert rig.findings() == []
 
 

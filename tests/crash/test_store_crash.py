@@ -145,6 +145,7 @@ def kill_at_random_moments(rig: Rig, kills: int) -> None:
     assert rig.lost > 0, "no kill met a commit that was not durable: nothing was proven"
 
 
+@pytest.mark.thorough
 def test_ten_random_kills_leave_one_past_commit_whole_each_time(rig: Rig) -> None:
     kill_at_random_moments(rig, 10)
 
@@ -167,7 +168,9 @@ def test_two_hundred_random_kills_leave_one_past_commit_whole_each_time(tmp_path
         kill_at_random_moments(rig, 100)
 
 
-@pytest.mark.parametrize("visit", [1, 2, 7])
+@pytest.mark.parametrize(
+    "visit", [1, *(pytest.param(visit, marks=pytest.mark.thorough) for visit in (2, 7))]
+)
 def test_a_kill_before_a_flush_keeps_the_last_flushed_commit_or_a_later_one(
     rig: Rig, visit: int
 ) -> None:

@@ -20,7 +20,7 @@ from statestore.errors import Fenced
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT, eventually
+from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.crash.kill_harness import PARTITIONS, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
 
@@ -108,7 +108,7 @@ def test_a_stopped_owner_that_comes_back_harms_nothing_and_ends_fenced(
     zombie = haunted(rig, tmp_path, "--run-for=300s")
     try:
         rig.produce(2000)
-        eventually(lambda: rig.committed() != first, "the owner commits", 60)
+        eventually(lambda: rig.committed() != first, "the owner commits")
         zombie.send_signal(signal.SIGSTOP)
         rig.produce(2000)
         rig.run()
@@ -116,7 +116,7 @@ def test_a_stopped_owner_that_comes_back_harms_nothing_and_ends_fenced(
         (tmp_path / "haunt").touch()
         rig.produce(1000)
         zombie.send_signal(signal.SIGCONT)
-        assert zombie.wait(60) == Fenced.exit_code, (tmp_path / "log").read_text()[-3000:]
+        assert zombie.wait(DEADLINE_S) == Fenced.exit_code, (tmp_path / "log").read_text()[-3000:]
     finally:
         zombie.kill()
         zombie.wait()
@@ -159,12 +159,12 @@ def test_an_owner_whose_transaction_expired_while_it_was_stopped_goes_on(
     (tmp_path / "stop").touch()
     owner = haunted(rig, tmp_path, stop_at="commit.offsets-sent")
     try:
-        eventually((tmp_path / "stopped").exists, "it is in the middle of a commit", 60)
+        eventually((tmp_path / "stopped").exists, "it is in the middle of a commit")
         owner.send_signal(signal.SIGSTOP)
-        eventually(lambda: not rig.writes_open(), "the broker aborts", 30)
+        eventually(lambda: not rig.writes_open(), "the broker aborts")
         (tmp_path / "go on").touch()
         owner.send_signal(signal.SIGCONT)
-        assert owner.wait(60) == 0, (tmp_path / "log").read_text()[-3000:]
+        assert owner.wait(DEADLINE_S) == 0, (tmp_path / "log").read_text()[-3000:]
     finally:
         owner.kill()
         owner.wait()

@@ -61,6 +61,7 @@ def test_a_run_killed_at_every_crash_point_loses_and_doubles_nothing(
     assert findings == []
 
 
+@pytest.mark.thorough
 def test_the_same_kills_without_transactions_are_found_out(
     kafka: LocalKafka, tmp_path: Path
 ) -> None:
@@ -78,6 +79,7 @@ def test_the_same_kills_without_transactions_are_found_out(
     assert any("store differs" in finding for finding in findings)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wanted", [4, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_moments_loses_and_doubles_nothing(
     kafka: LocalKafka, tmp_path: Path, wanted: int

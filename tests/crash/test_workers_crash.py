@@ -68,6 +68,7 @@ def killed_workers(points: Iterable[CrashPoint], rig: Rig, folder: Path) -> list
     return rig.findings()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("points", [QUICK, pytest.param(VISITED, marks=pytest.mark.slow)], ids=len)
 def test_a_worker_killed_at_a_crash_point_is_replaced_and_nothing_is_lost_or_doubled(
     kafka: LocalKafka, tmp_path: Path, points: list[CrashPoint]

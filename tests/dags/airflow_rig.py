@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from tests.builders import DEADLINE_S
 from tests.dags.project_rig import Project
 
 LOOK_S, RUN_S = 120, 600
@@ -41,10 +42,10 @@ class Api:
     def as_user(self, name: str) -> httpx.Client:
         """A client with the token of that user."""
         login = {"username": name, "password": self.passwords[name]}
-        with httpx.Client(base_url=self.url, trust_env=False, timeout=60) as client:
+        with httpx.Client(base_url=self.url, trust_env=False, timeout=DEADLINE_S) as client:
             token = client.post("/auth/token", json=login).raise_for_status().json()["access_token"]
         headers = {"Authorization": f"Bearer {token}"}
-        return httpx.Client(base_url=self.url, trust_env=False, timeout=60, headers=headers)
+        return httpx.Client(base_url=self.url, trust_env=False, timeout=DEADLINE_S, headers=headers)
 
     def close(self) -> None:
         """Let go of it."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer
 
+from tests.builders import DEADLINE_S
 from tests.wheel_rig import built_wheel, installed
 
 CALL_S = 300
@@ -135,7 +136,7 @@ def produce(servers: str, topic: str, keys: str) -> None:
     producer = Producer({"bootstrap.servers": servers})
     for key in keys:
         producer.produce(topic, key=key, value="v")
-    assert producer.flush(30) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
 
 def counted(servers: str, topic: str) -> dict[str, int]:

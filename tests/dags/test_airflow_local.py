@@ -196,6 +196,7 @@ def test_what_lies_beside_airflows_database_is_for_its_owner_only(project: Path)
     assert (mode(passwords), passwords.read_text(encoding="utf-8")) == (0o600, "")
 
 
+@pytest.mark.thorough
 def test_a_key_that_a_dag_does_not_know_fails_its_run_at_once(project: Path) -> None:
     done = local(project, "run", "--conf", '{"run_fro": "5m"}')
     assert done.returncode == 1

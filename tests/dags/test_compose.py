@@ -26,28 +26,88 @@ def test_the_system_is_whole() -> None:
     }
 
 
+DIGEST = r"[\w./-]+:\d+\.[\w.-]+@sha256:[0-9a-f]{64}"
+
+
 @each_service
-def test_every_image_is_pinned_to_a_version(name: str) -> None:
-    image, _, tag = SERVICES[name]["image"].partition(":")
-    assert image
-    assert re.match(r"\d+\.\d+", tag), f"{image} has tag {tag!r}"
+def test_every_image_is_pinned_by_its_digest(name: str) -> None:
+    service = SERVICES[name]
+    if "build" in service:
+        assert re.fullmatch(r"statestore:\d+\.\d+\.\d+", service["image"])
+    else:
+        assert re.fullmatch(DIGEST, service["image"])
 
 
-def test_the_base_image_is_pinned_to_a_version() -> None:
-    bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
-    assert bases
-    assert all(re.search(r":\d+\.\d+", base) for base in bases)
+def test_the_images_that_the_build_takes_from_are_pinned_by_their_digests() -> None:
+    taken = re.findall(r"^(?:FROM|COPY --from=) ?(\S+)", DOCKERFILE, re.MULTILINE)
+    assert len(taken) == 2
+    assert all(re.fullmatch(DIGEST, image) for image in taken)
 
 
 def test_the_brokers_have_the_version_of_the_local_broker() -> None:
     pom = (ROOT / "statestore" / "testing" / "kafka.pom.xml").read_text(encoding="utf-8")
     local = re.search(r"<kafka.version>(.+)</kafka.version>", pom)
     assert local
-    assert SERVICES["kafka-1"]["image"] == f"apache/kafka:{local[1]}"
+    image = SERVICES["kafka-1"]["image"]
+    assert image.startswith(f"apache/kafka:{local[1]}@")
     # The image has the jars, but no Maven: a drill starts a broker of its own.
     libs = "/opt/kafka/libs"
-    assert f"COPY --from=apache/kafka:{local[1]} {libs} {libs}" in DOCKERFILE
+    assert f"COPY --from={image} {libs} {libs}" in DOCKERFILE
     assert f"STATESTORE_KAFKA_LIBS={libs}" in DOCKERFILE
+
+
+@each_service
+def test_no_service_has_rights_or_can_get_any(name: str) -> None:
+    service = SERVICES[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert not service.get("cap_add")
+    assert not service.get("privileged")
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["user"] in {"statestore", "appuser", "postgres"}
+    assert not {"pid", "ipc", "network_mode", "devices"} & set(service)
+
+
+@each_service
+def test_no_service_writes_to_its_root_folder(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    for mount in service["tmpfs"]:
+        path, _, options = mount.partition(":")
+        assert path.startswith("/")
+        assert re.search(r"\bsize=\d+m\b", options), f"{path} may fill the memory"
+
+
+@each_service
+def test_every_service_has_limits(name: str) -> None:
+    service = SERVICES[name]
+    assert re.fullmatch(r"\d+g", service["mem_limit"])
+    assert 0 < service["cpus"] <= 4
+    assert 0 < service["pids_limit"] <= 4096
+
+
+def test_what_jobs_put_aside_is_on_disk_where_they_run() -> None:
+    """A store that is fetched from an export and Spark's shuffles do not fit a tmpfs."""
+    for name in ("airflow-scheduler", "spark-worker-1", "spark-worker-2"):
+        service = SERVICES[name]
+        (scratch,) = [each for each in service["volumes"] if each.endswith(":/var/lib/scratch")]
+        assert sum(scratch in each.get("volumes", []) for each in SERVICES.values()) == 1
+        assert service["environment"]["TMPDIR"] == "/var/lib/scratch"
+        assert service["environment"]["SPARK_LOCAL_DIRS"] == "/var/lib/scratch"
+    worker = SERVICES["spark-worker-1"]
+    memory = worker["command"][worker["command"].index("--memory") + 1]
+    assert int(memory.removesuffix("g")) < int(worker["mem_limit"].removesuffix("g"))
+
+
+def test_every_folder_that_a_volume_takes_its_owner_from_is_in_the_image() -> None:
+    made = re.search(r"install --directory --owner statestore (.+?)\n\nUSER", DOCKERFILE, re.DOTALL)
+    assert made
+    targets = {
+        volume.partition(":")[2]
+        for service in SERVICES.values()
+        if "build" in service
+        for volume in service.get("volumes", [])
+    }
+    assert targets <= set(made[1].split())
 
 
 def test_packages_are_installed_from_the_lock_with_their_hashes() -> None:
@@ -95,7 +155,7 @@ def test_dependencies_have_no_cycle() -> None:
 def test_every_volume_is_declared_and_used_by_name(name: str) -> None:
     for volume in SERVICES[name].get("volumes", []):
         source, _, target = volume.partition(":")
-        assert source in COMPOSE["volumes"], f"{volume} is no named volume"
+        assert source in COMPOSE["volumes"], f"{volume} is not a named volume"
         assert target.startswith("/var/lib/")
 
 

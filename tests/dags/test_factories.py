@@ -200,7 +200,7 @@ def test_an_unknown_application_is_named_with_the_ones_that_are_known(folder: Pa
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", ".hidden", "ü", "x" * 201])
 def test_a_name_that_can_be_no_application_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="is no application id"):
+    with pytest.raises(ValueError, match="is not an application id"):
         made_by("micro_batches", name, pipeline="m:f", settings={"state.dir": "s"})
 
 

@@ -73,6 +73,7 @@ def files(servers: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.thorough
 def test_dags_of_two_applications_load_with_nothing_of_the_repository_on_the_path(
     tmp_path: Path,
 ) -> None:

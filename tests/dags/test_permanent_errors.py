@@ -237,4 +237,4 @@ def test_a_file_of_json_is_no_connection(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     failed = raised(task)
     assert type(failed) is AirflowFailException
-    assert "its extra is no JSON" in str(failed)
+    assert "its extra is not JSON" in str(failed)

@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import DEADLINE_S
 from tests.dags.airflow_rig import eventually
 from tests.dags.foreign_rig import ORDERS, PIPELINE, ForeignAirflow, counted, produce
 
 pytestmark = [pytest.mark.airflow, pytest.mark.kafka, pytest.mark.slow]
 
 READY_S = 300.0
-END_S = 20.0
 DAGS = """
 from datetime import timedelta
 from statestore.airflow import micro_batches, when_input
@@ -58,8 +58,8 @@ class Component:
         for one in tree:
             with suppress(psutil.NoSuchProcess):
                 one.send_signal(signal.SIGKILL)
-        psutil.wait_procs(tree, END_S)
-        self.process.wait(END_S)
+        psutil.wait_procs(tree, DEADLINE_S)
+        self.process.wait(DEADLINE_S)
 
     def end(self) -> None:
         """SIGTERM, then SIGKILL for what is left."""
@@ -68,8 +68,8 @@ class Component:
             for one in tree:
                 with suppress(psutil.NoSuchProcess):
                     finish(one)
-            psutil.wait_procs(tree, END_S)
-        self.process.wait(END_S)
+            psutil.wait_procs(tree, DEADLINE_S)
+        self.process.wait(DEADLINE_S)
 
 
 @pytest.fixture
@@ -122,7 +122,10 @@ def up(airflow: ForeignAirflow) -> Iterator[None]:
 def asked(airflow: ForeignAirflow, query: str, *values: Any) -> list[Any]:
     """Rows of Airflow's database; none while it is locked."""
     path = airflow.home / "airflow.db"
-    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path, timeout=20)) as database:
+    with (
+        suppress(sqlite3.OperationalError),
+        closing(sqlite3.connect(path, timeout=DEADLINE_S)) as database,
+    ):
         return database.execute(query, values).fetchall()
     return []
 

@@ -18,6 +18,7 @@ import statestore.airflow
 from statestore import serdes
 from statestore.airflow import KafkaLagSensor, KafkaLagTrigger, load_applications, when_input
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import DEADLINE_S
 from tests.dags.project_rig import loaded
 
 pytestmark = pytest.mark.airflow
@@ -31,8 +32,8 @@ age = "5m"
 rest = "1h"
 [applications.silent]
 """
+GLANCE_S = 1  # for what must not happen
 ORDER = ["wait_for_input", "wait_until_switched_on", "process", "rest_after_failure"]
-WAIT_S = 60
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def produce(kafka: LocalKafka, count: int) -> None:
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for _ in range(count):
         producer.produce("triggering-in", "v", "k", timestamp=1000)
-    assert producer.flush(30) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
 
 async def first_event(trigger: KafkaLagTrigger) -> dict[str, Any]:
@@ -165,15 +166,15 @@ def test_the_trigger_fires_when_more_waits_than_it_was_told(
         )
 
     async def fires(**limits: Any) -> dict[str, Any]:
-        return await asyncio.wait_for(first_event(trigger(**limits)), WAIT_S)
+        return await asyncio.wait_for(first_event(trigger(**limits)), DEADLINE_S)
 
     async def waits_until_produced() -> dict[str, Any]:
         waiting = asyncio.create_task(first_event(trigger(records=4)))
         await asyncio.to_thread(produce, kafka, 4)
-        done, _ = await asyncio.wait([waiting], timeout=1)
+        done, _ = await asyncio.wait([waiting], timeout=GLANCE_S)
         assert not done, "four are not more than four"
         await asyncio.to_thread(produce, kafka, 1)
-        return await asyncio.wait_for(waiting, WAIT_S)
+        return await asyncio.wait_for(waiting, DEADLINE_S)
 
     assert asyncio.run(fires())["is_first_run"]
     ss.run(topology(), settings_of(kafka, config))

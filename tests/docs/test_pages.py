@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
-from tests.builders import ROOT
+from tests.builders import DEADLINE_S, ROOT
 
 FOLDERS = ("tutorials", "guides", "coming-from")
 # A page that is typed into a shell has a test of its own.
@@ -32,7 +32,7 @@ STARTS = {
     "guides-airflow": [pytest.mark.airflow],
     "guides-security": [pytest.mark.kafka],
     "guides-serving": [pytest.mark.kafka],
-    "guides-spark": [pytest.mark.kafka, pytest.mark.spark],
+    "guides-spark": [pytest.mark.kafka, pytest.mark.spark, pytest.mark.thorough],
     "guides-testing": [pytest.mark.kafka],
     "guides-without-spark": [pytest.mark.kafka],
 }
@@ -51,7 +51,7 @@ def own_jvm() -> Iterator[None]:
     if gateway is not None:
         gateway.shutdown()
         gateway.proc.terminate()
-        gateway.proc.communicate(timeout=60)
+        gateway.proc.communicate(timeout=DEADLINE_S)
         SparkContext._gateway = SparkContext._jvm = None
 
 

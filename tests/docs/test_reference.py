@@ -20,7 +20,7 @@ FACES = ("statestore", "statestore.airflow", "statestore.spark", "statestore.tes
 # Its module is on the page, as that names the options; the face loads it late.
 ELSEWHERE = {"statestore.spark.TransactionalStore": "statestore.spark.datasource"}
 # Modules that a face hands out, with public names of their own.
-MODULES = ("statestore.errors", "statestore.stores.serdes")
+MODULES = ("statestore.errors", "statestore.serdes")
 UNIT = re.compile(r"\bms\b|millisecond|timedelta|_ms\b|(?:see|as) `", re.IGNORECASE)
 
 

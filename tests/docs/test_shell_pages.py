@@ -20,7 +20,7 @@ pytestmark = pytest.mark.kafka
 FROM_NOTHING = ("README.md", "docs/tutorial.md")
 PAGES = [
     pytest.param("README.md", id="readme"),
-    pytest.param("docs/tutorial.md", id="tutorial"),
+    pytest.param("docs/tutorial.md", id="tutorial", marks=pytest.mark.thorough),
     pytest.param("docs/guides/deploying.md", id="deploying", marks=pytest.mark.slow),
 ]
 # What shows a reader the first result of what they wrote.

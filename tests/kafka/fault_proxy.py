@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
+from tests.builders import DEADLINE_S
 from tests.kafka.wire import HOST, LENGTH, Api, Request, error_of, parse_request
 
-_PATIENCE_S = 20.0
 _GONE = (OSError, EOFError, asyncio.IncompleteReadError)
 
 
@@ -90,6 +91,7 @@ class FaultProxy:
         self._traces: dict[str, list[str]] = defaultdict(list)
         self._failures: list[Exception] = []
         self._serving: set[asyncio.Task[Any]] = set()
+        self._opened: WeakSet[asyncio.WriteTransport] = WeakSet()
 
     @property
     def address(self) -> str:
@@ -126,13 +128,13 @@ class FaultProxy:
     ) -> None:
         self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_PATIENCE_S)
+        self._thread.join(DEADLINE_S)
         self._loop.close()
         if self._failures and error is None:
             raise ExceptionGroup("the proxy itself failed", self._failures)
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE_S)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE_S)
 
     # In the loop's thread.
 
@@ -146,12 +148,16 @@ class FaultProxy:
             for task in self._serving:
                 task.cancel()
             await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+        # One that is closed stays open until its peer has read the rest, which it may never do.
+        for transport in self._opened:
+            transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert self._target is not None, "lead_to comes first"
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
+        self._opened.add(writer.transport)
         task.add_done_callback(self._serving.discard)
         try:
             broker_reader, broker_writer = await asyncio.open_connection(*self._target)
@@ -161,6 +167,7 @@ class FaultProxy:
         except asyncio.CancelledError:
             writer.close()
             raise
+        self._opened.add(broker_writer.transport)
         connection = _Connection(writer, broker_writer)
         ways = [
             asyncio.ensure_future(self._requests(reader, connection)),
@@ -237,8 +244,9 @@ class FaultProxy:
         assert self._target is not None
         said = "no answer"
         with suppress(*_GONE, TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S / 2):
+            async with asyncio.timeout(DEADLINE_S / 2):
                 reader, writer = await asyncio.open_connection(*self._target)
+                self._opened.add(writer.transport)
                 try:
                     writer.write(_framed(request.frame))
                     error = error_of(request, await _frame(reader))

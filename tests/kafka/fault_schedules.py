@@ -31,7 +31,7 @@ from statestore.errors import StateStoreError
 from statestore.kafka.testing import TopicPlan, admin, create_topics
 from statestore.model.ids import TopicPartition
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT
+from tests.builders import DEADLINE_S, ROOT
 from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Moment, Of
 from tests.kafka.log_checker import Entry, Evidence, Finding, View, check
 from tests.kafka.log_evidence import (
@@ -54,7 +54,6 @@ _LIVES = 3
 _LIVES_IN_PEACE = 4
 _LIFE_S = 90.0
 _LIFE_MS = 120_000  # of a run without an end, which is stopped before
-_PATIENCE_S = 30.0
 _GLANCE_S = 0.05
 _TOLD = 20  # findings in words
 _CLEANING = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
@@ -321,7 +320,7 @@ class _Application:
     def create_topics(self) -> None:
         plans = [TopicPlan(self.topic(name), _PARTITIONS) for name in ("in", "passed", "counts")]
         client = admin(self._kafka.bootstrap_servers)
-        create_topics(client, plans, timeout_ms=int(_PATIENCE_S * 1000))
+        create_topics(client, plans, timeout_ms=int(DEADLINE_S * 1000))
 
     def live(self, plan: FaultPlan, *, restart: bool) -> list[Finding]:
         """Process the input under the plan, then more of it, if so wanted, in peace."""
@@ -387,7 +386,7 @@ class _Application:
         with closing(consumer):
             while not stop.wait(_GLANCE_S):
                 with suppress(KafkaException):
-                    found = consumer.committed(tps, _PATIENCE_S)
+                    found = consumer.committed(tps, DEADLINE_S)
                     if all(tp.offset == self.ends[tp.partition] for tp in found):
                         stop.set()
 
@@ -431,7 +430,7 @@ class _Application:
         for number in range(first, first + count):
             key, value = f"k{number % _KEYS}", str(number)
             producer.produce(self.topic("in"), value, key, on_delivery=acknowledged)
-        assert producer.flush(_PATIENCE_S) == 0
+        assert producer.flush(DEADLINE_S) == 0
 
 
 def _is_poison(number: int) -> bool:

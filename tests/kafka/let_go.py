@@ -17,11 +17,11 @@ from statestore.kafka.outbox import TransactionalOutbox
 from statestore.kafka.sender import Sender
 from statestore.ports import Records
 from statestore.settings import Settings
+from tests.builders import DEADLINE_S
 
 _OWNERS = 6
 _ABORTS = 40
 _TAKEOVERS = 15
-_PATIENCE_S = 30.0
 # A client asks for a partition a millisecond after the first record for it.
 _EARLIEST_S, _LATEST_S = 0.0005, 0.002
 
@@ -67,11 +67,11 @@ def close_fenced(application: str, address: str) -> None:
         for _ in range(_TAKEOVERS):
             sender.begin()
             _send(sender, application, [0, 1])
-            sender.client.flush(_PATIENCE_S)
+            sender.client.flush(DEADLINE_S)
             successor = _sender(settings, f"{application}-{owner}")
             with suppress(KafkaException):
                 _send(sender, application, [0, 1] * 10)
-                sender.client.commit_transaction(_PATIENCE_S)
+                sender.client.commit_transaction(DEADLINE_S)
             sender.close()
             sender = successor
         sender.close()
@@ -95,8 +95,8 @@ def _sender(settings: Settings, name: str) -> Sender:
     """A client that knows its brokers and has opened its id."""
     sender = Sender(settings, {"transactional.id": name}, Trouble())
     for topic in (TRANSACTION_LOG, TRANSACTION_LOG, f"{settings.application_id}-out"):
-        sender.client.list_topics(topic, _PATIENCE_S)
-    sender.client.init_transactions(_PATIENCE_S)
+        sender.client.list_topics(topic, DEADLINE_S)
+    sender.client.init_transactions(DEADLINE_S)
     return sender
 
 

@@ -14,13 +14,12 @@ import statestore as ss
 from statestore import serdes
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
-from tests.builders import eventually
+from tests.builders import DEADLINE_S, eventually
 from tests.kafka.log_checker import Entry, Mark, Stored
 from tests.kafka.wire import RawLog, compact_string, read_raw, string
 
 GROUPS = "__consumer_offsets"
 GROUP_PARTITIONS = 4  # as LocalKafka makes them
-_PATIENCE_S = 40.0
 _OFFSET_COMMIT_KEYS = {0, 1}
 _FLEXIBLE_OFFSETS = 4
 _Logs = dict[TopicPartition, list[Message]]
@@ -49,7 +48,7 @@ class Reader:
         """All that arrived of these partitions since `start`, once it reaches so far."""
         found: _Logs = {tp: [] for tp in ends}
         left = {tp for tp, end in ends.items() if end > 0}
-        deadline = monotonic() + _PATIENCE_S
+        deadline = monotonic() + DEADLINE_S
         while left:
             assert monotonic() < deadline, f"these were not read to {ends}: {left}"
             for message in self._consumer.consume(1000, 0.05):
@@ -85,7 +84,7 @@ def settled_logs(
             found[tp] = read_raw(address, *tp, start)
             return found[tp].stable_end >= target
 
-        eventually(settled, f"every transaction in {tp} ends", _PATIENCE_S)
+        eventually(settled, f"every transaction in {tp} ends", DEADLINE_S)
     return found
 
 

@@ -16,7 +16,9 @@ import statestore as ss
 from statestore.layout.audits import AuditRecord, AuditVerdict
 from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.perform import audit
+from statestore.operations.exports.create import create_export
 from statestore.runtime import Runtime
+from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.audit_rig import Audited, Rows
 from tests.kafka import audit_pipelines
@@ -109,9 +111,32 @@ def moved(prefix: bytes, at: int) -> Damage:
     return damage
 
 
+def lower(prefix: bytes) -> Damage:
+    """The number in the first row that begins so is one less."""
+
+    def damage(rows: Rows) -> dict[bytes, bytes | None]:
+        row = min(row for row in rows if row.startswith(prefix))
+        return {row: struct.pack(">q", struct.unpack(">q", rows[row])[0] - 1)}
+
+    return damage
+
+
+def other_clock(seconds: int) -> Damage:
+    """The stream time of a history is another one, its bound the same."""
+
+    def damage(rows: Rows) -> dict[bytes, bytes | None]:
+        clock = rows[b"c"]
+        now = int.from_bytes(clock[:8], "big") + seconds * 1000
+        return {b"c": now.to_bytes(8, "big") + clock[8:]}
+
+    return damage
+
+
 BESIDE = "offsets"
 FAR = struct.pack(">q", 1 << 40)
 DERIVED = AuditCheck.DERIVED_ROWS
+TIMED = ("counts", "windows", "slides", "recent")
+"""The stores whose rows have times that their changelogs have as well."""
 EVERY = ("counts", "windows", "slides", "sessions", "threes", "recent", "reminders", "rates")
 DAMAGES: list[tuple[str, str, Damage, AuditCheck]] = [
     ("sessions", "data", gone(b"\xff"), DERIVED),
@@ -150,6 +175,25 @@ DAMAGES: list[tuple[str, str, Damage, AuditCheck]] = [
     ("rates", "history", put(b"c", b"\0"), AuditCheck.READABLE),
     ("rates", "history", raised_bound, AuditCheck.NONE_MISSING),
     *[(store, BESIDE, set_to(b"p", FAR), AuditCheck.INPUT_POSITIONS) for store in EVERY],
+    *[(store, BESIDE, lower(b"p"), AuditCheck.BEHIND_COMMITS) for store in EVERY],
+    *[(store, BESIDE, gone(b"p"), AuditCheck.BEHIND_COMMITS) for store in EVERY],
+    *[(store, BESIDE, set_to(b"o", FAR), AuditCheck.STABLE_OFFSETS) for store in EVERY],
+    *[(store, BESIDE, gone(b"o"), AuditCheck.READABLE) for store in EVERY],
+    *[(store, BESIDE, lower(b"t"), AuditCheck.EQUAL_VALUES) for store in TIMED],
+    *[(store, BESIDE, flipped(b"t"), AuditCheck.EQUAL_VALUES) for store in TIMED],
+    *[(store, BESIDE, gone(b"t"), AuditCheck.EQUAL_VALUES) for store in TIMED],
+    *[(store, BESIDE, put(b"tnobody", bytes(8)), DERIVED) for store in TIMED],
+    *[(store, BESIDE, set_to(b"m", bytes(8)), DERIVED) for store in TIMED],
+    *[(store, BESIDE, gone(b"m"), DERIVED) for store in TIMED],
+    *[(store, BESIDE, put(b"x" + bytes(8), b""), DERIVED) for store in ("sessions", "rates")],
+    *[(store, BESIDE, put(b"tk", bytes(8)), DERIVED) for store in ("sessions", "rates")],
+    *[(store, BESIDE, put(b"v", b""), DERIVED) for store in ("counts", "sessions", "windows")],
+    ("recent", BESIDE, lower(b"n"), AuditCheck.STREAM_TIME),
+    ("recent", BESIDE, set_to(b"n", FAR), AuditCheck.STREAM_TIME),
+    ("recent", BESIDE, gone(b"n"), AuditCheck.STREAM_TIME),
+    ("rates", "history", other_clock(-1), AuditCheck.STREAM_TIME),
+    ("rates", "history", other_clock(1), AuditCheck.STREAM_TIME),
+    ("rates", "history", gone(b"c"), AuditCheck.STREAM_TIME),
     *[(store, BESIDE, gone(b"f"), AuditCheck.READABLE) for store in EVERY],
     *[(store, BESIDE, put(b"f", b"{"), AuditCheck.READABLE) for store in EVERY],
     *[
@@ -164,6 +208,7 @@ DAMAGES: list[tuple[str, str, Damage, AuditCheck]] = [
 ]
 
 
+@pytest.mark.thorough
 def test_sound_stores_of_every_kind_are_right(sound: Audited) -> None:
     record = verdict(sound)
     assert record.failures == []
@@ -181,7 +226,19 @@ def test_damages_of_many_stores_are_seen_at_once(sound: Audited, tmp_path: Path)
     assert {(store, check) for store, (_, _, check) in planted.items()} - failed == set()
 
 
+def test_the_format_row_of_an_export_is_read_from_its_files(sound: Audited, tmp_path: Path) -> None:
+    """The manifest of the export says of which kind the store was deployed."""
+    one = sound.copy(tmp_path / "state")
+    one.write("counts", 0, {b"f": b'{"kind":"session","version":1}'}, BESIDE)
+    settings = Settings.of(one.settings(**{"statestore.export.target": str(tmp_path / "exports")}))
+    export = create_export(Runtime(settings)).export_id
+    record = audit(Runtime(settings), ["counts", "windows"], export=export)
+    found = {(failure.store, failure.check) for failure in record.failures}
+    assert found == {("counts", AuditCheck.FORMAT)}
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_each_damage_is_seen(sound: Audited, tmp_path: Path) -> None:
     """One copy of the state is damaged, judged and repaired again for each of them."""
     one = sound.copy(tmp_path / "state")

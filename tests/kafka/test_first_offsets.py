@@ -9,7 +9,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 import statestore as ss
 from statestore.faults import CrashPoint
-from tests.builders import eventually
+from tests.builders import DEADLINE_S, eventually
 from tests.kafka.run_pipelines import PREFIX_VARIABLE, builder, prefix
 from tests.kafka.run_rig import START_MS, App
 
@@ -95,7 +95,7 @@ def test_a_partition_that_is_added_later_begins_at_its_start(app: App) -> None:
     assert run(app, latest) == []
     admin = AdminClient({"bootstrap.servers": app.kafka.bootstrap_servers})
     for made in admin.create_partitions([NewPartitions(f"{app.name}-in", 3)]).values():
-        made.result(timeout=30)
+        made.result(timeout=DEADLINE_S)
     eventually(lambda: len(app.bounds(f"{app.name}-in")) == 3, "the partition is known")
     app.produce(NEW, partition=2)
     assert run(app, latest) == list(NEW)

@@ -30,11 +30,11 @@ from statestore.kafka.cluster import KafkaCluster
 from statestore.operations.run import RunSummary
 from statestore.operations.topics import internal_topics
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import DEADLINE_S
 
 pytestmark = pytest.mark.kafka
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DEADLINE_S = 30.0
 FLIGHTS = 336_776
 WEATHER = 26_115
 PARTITIONS = range(4)

@@ -62,7 +62,7 @@ def without_maven(folder: Path) -> str:
     return str(tools)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_drill_on_a_broker_of_its_own_needs_no_checkout_and_with_its_jars_no_maven(
     installed: Path, tmp_path: Path
 ) -> None:

@@ -24,10 +24,12 @@ from tests.kafka.run_pipelines import PREFIX_VARIABLE, counts_by_key
 from tests.kafka.run_rig import App
 from tests.kafka.wire import Api
 from tests.one_epoch import switch_off_epochs
+from tests.tiers import commit_seed
 
 pytestmark = pytest.mark.kafka
 
 SCHEDULES = int(os.environ.get("STATESTORE_FAULT_SCHEDULES", "50"))
+NEW_SCHEDULES = 2
 IS_LONG = "STATESTORE_FAULT_SCHEDULES" in os.environ
 SEED = os.environ.get("STATESTORE_FAULT_SEED")
 
@@ -51,6 +53,15 @@ def told(stories: Sequence[Story]) -> str:
     return "\n\n".join(texts)
 
 
+def test_no_late_message_of_those_of_the_commit_loses_or_doubles_anything() -> None:
+    seeds = [commit_seed() + nth for nth in range(NEW_SCHEDULES)]
+    stories = stories_of(Order(seeds))
+    assert len(stories) == NEW_SCHEDULES
+    if any(story.findings for story in stories):
+        pytest.fail(told(stories), pytrace=False)
+
+
+@pytest.mark.thorough
 @pytest.mark.timeout(120 + 4 * SCHEDULES)
 def test_no_late_message_loses_or_doubles_anything() -> None:
     stories = stories_of(Order(list(range(SCHEDULES))))
@@ -59,6 +70,7 @@ def test_no_late_message_loses_or_doubles_anything() -> None:
         pytest.fail(told(stories), pytrace=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(120 + 4 * SCHEDULES)
 def test_with_one_epoch_for_all_transactions_late_messages_lose_and_double() -> None:
     seeds = list(range(SCHEDULES))
@@ -68,6 +80,7 @@ def test_with_one_epoch_for_all_transactions_late_messages_lose_and_double() -> 
     assert any(story.findings for story in stories)
 
 
+@pytest.mark.thorough
 def test_one_seed_that_tears_transactions_of_one_epoch() -> None:
     (story,) = stories_of(Order([int(SEED or 11)]))
     if SEED:

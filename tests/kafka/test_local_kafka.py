@@ -21,10 +21,10 @@ from statestore.kafka.testing import admin, describe_cluster, wait_until_ready
 from statestore.testing.kafka_jars import java, kafka_libs, scratch_dir
 from statestore.testing.kafka_node import is_free
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import DEADLINE_S
 
 pytestmark = pytest.mark.kafka
 
-DEADLINE_S = 30.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -88,7 +88,10 @@ def test_records_round_trip_through_a_created_topic(kafka: LocalKafka) -> None:
 def test_create_topic_sets_partitions_and_refuses_what_cannot_be(kafka: LocalKafka) -> None:
     kafka.create_topic("seven", 7, {"cleanup.policy": "compact", "min.compaction.lag.ms": 5})
     partitions = (
-        admin(kafka.bootstrap_servers).list_topics("seven", timeout=5).topics["seven"].partitions
+        admin(kafka.bootstrap_servers)
+        .list_topics("seven", timeout=DEADLINE_S)
+        .topics["seven"]
+        .partitions
     )
     assert len(partitions) == 7
     with pytest.raises(Misuse, match=r"'seven'.*exists"):
@@ -99,7 +102,11 @@ def test_create_topic_sets_partitions_and_refuses_what_cannot_be(kafka: LocalKaf
 
 def test_topics_are_not_made_by_asking_for_them(kafka: LocalKafka) -> None:
     client = admin(kafka.bootstrap_servers)
-    assert not client.list_topics("never-created", timeout=5).topics["never-created"].partitions
+    assert (
+        not client.list_topics("never-created", timeout=DEADLINE_S)
+        .topics["never-created"]
+        .partitions
+    )
 
 
 def test_broker_is_formatted_with_transaction_version_2(kafka: LocalKafka) -> None:
@@ -123,6 +130,7 @@ def test_transactions_commit_and_abort(kafka: LocalKafka) -> None:
     assert consume(kafka, "transactions", 1) == [b"kept"]
 
 
+@pytest.mark.thorough
 def test_second_cluster_beside_the_first_shares_nothing(kafka: LocalKafka) -> None:
     config = {"log.retention.check.interval.ms": 1234}
     with LocalKafka(config=config) as other:
@@ -134,7 +142,9 @@ def test_second_cluster_beside_the_first_shares_nothing(kafka: LocalKafka) -> No
             for one in (kafka, other)
         }
         assert len(ids) == 2
-        assert "here-only" not in admin(kafka.bootstrap_servers).list_topics(timeout=5).topics
+        assert (
+            "here-only" not in admin(kafka.bootstrap_servers).list_topics(timeout=DEADLINE_S).topics
+        )
         process = psutil.Process(other.pid())
     assert not process.is_running()
     assert not Path(properties).exists()
@@ -171,7 +181,9 @@ def test_three_brokers_replicate_and_survive_a_kill() -> None:
         assert len(kafka.bootstrap_servers.split(",")) == 3
         kafka.create_topic("replicated", partitions=3)
         topic = (
-            admin(kafka.bootstrap_servers).list_topics("replicated", timeout=5).topics["replicated"]
+            admin(kafka.bootstrap_servers)
+            .list_topics("replicated", timeout=DEADLINE_S)
+            .topics["replicated"]
         )
         assert [len(partition.replicas) for partition in topic.partitions.values()] == [3, 3, 3]
         leader = topic.partitions[0].leader
@@ -263,6 +275,7 @@ def free_port(scratch: Path) -> Iterator[str]:
     assert not (scratch / "kafka" / "broker.json").exists()
 
 
+@pytest.mark.thorough
 def test_started_broker_outlives_the_command_keeps_data_and_stops(free_port: str) -> None:
     assert command("status").returncode == 1
     first = command("start", "--port", free_port, "--json")
@@ -290,6 +303,7 @@ def test_started_broker_outlives_the_command_keeps_data_and_stops(free_port: str
     assert describe_cluster(client, timeout_ms=5000).cluster_id == cluster_id
 
 
+@pytest.mark.thorough
 def test_a_broker_with_a_folder_of_its_own_runs_beside_another(
     free_port: str, tmp_path: Path
 ) -> None:

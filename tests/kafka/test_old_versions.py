@@ -24,6 +24,7 @@ from tests.builders import DEADLINE_S, eventually
 from tests.kafka.aged_pipelines import DAY_MS, RETENTION_MS
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import App, name_of
+from tests.shared_kafka import CONFIG
 
 pytestmark = pytest.mark.kafka
 
@@ -33,6 +34,13 @@ FROM_MS = 1_357_000_000_000
 """A day of 2013."""
 STEP_MS = DAY_MS // 4
 Version = tuple[str, int, int | None]
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[LocalKafka]:
+    """A broker of this process, whose files show how far its cleaner is."""
+    with LocalKafka(config=CONFIG) as broker:
+        yield broker
 
 
 @pytest.fixture(params=["at_least_once", "exactly_once"])

@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 import statestore as ss
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT
+from tests.builders import DEADLINE_S, ROOT
 from tests.wheel_rig import built_wheel
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
@@ -58,7 +58,9 @@ def interpreter(version: str) -> str:
     found = [*([named] if named else []), *map(str, home.glob(f"versions/{version}.*/bin/python"))]
     for path in found:
         asked = [path, "-c", "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"]
-        said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+        said = subprocess.run(
+            asked, capture_output=True, text=True, check=False, timeout=DEADLINE_S
+        )
         if said.stdout.strip() == version:
             return path
     pytest.skip(f"this machine has no Python {version}")
@@ -99,7 +101,7 @@ def processed(shop: Shop, kafka: LocalKafka, version: str, command: Sequence[obj
     for number in range(300):
         order = json.dumps({"customer": f"c{number % 3}", "cents": number})
         producer.produce(f"orders-{suffix}-{command[0]}", order, f"order-{number}")
-    assert producer.flush(60) == 0
+    assert producer.flush(DEADLINE_S) == 0
     application = f"shop-{suffix}-{command[0]}"
     flags = {
         "pipeline": "shop:topology",
@@ -115,6 +117,7 @@ def processed(shop: Shop, kafka: LocalKafka, version: str, command: Sequence[obj
         assert int(value) == sum(range(customer, 300, 3))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_library_and_its_commands_run_on(
     version: str, wheel: Path, kafka: LocalKafka, tmp_path: Path

@@ -103,6 +103,8 @@ def test_a_record_that_alone_is_larger_than_its_topic_takes_is_poison_and_the_on
     app.produce_raw([(f"k{n}", text.encode(), START_MS) for n, text in enumerate(texts)])
     ended = app.run("--set=production.exception.handler=continue")
     assert (ended.code, ended.summary["dropped_records"]) == (0, 1), ended.err[-4000:]
-    assert "going back to the last commit" not in ended.err, "the search is no failure of its own"
+    assert "going back to the last commit" not in ended.err, (
+        "the search is not a failure of its own"
+    )
     written = [row.value["number"] for row in app.read()]
     assert written == [n for n, size in enumerate(sizes) if size < LIMIT]

@@ -85,7 +85,6 @@ GOOD = [n for n in range(COUNT) if n not in POISON]
 def test_four_kinds_of_poison_become_four_dead_letters_and_nothing_else(
     app: App, guarantee: str
 ) -> None:
-    began = time.monotonic()
     summary = app.drained(f"--processing-guarantee={guarantee}")
     assert summary["dropped_records"] == 4
     assert summary["caught_up"]
@@ -104,7 +103,6 @@ def test_four_kinds_of_poison_become_four_dead_letters_and_nothing_else(
         assert written == GOOD
         assert app.stored("seen", 0) == app.stored() == counted(GOOD)
     assert set(written) == set(GOOD)
-    assert time.monotonic() - began < DEADLINE_S
     assert app.drained()["records_in"] == 0, "and none comes back"
     assert len(letters(app)) == 4
 

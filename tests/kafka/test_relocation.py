@@ -183,6 +183,7 @@ def open_partitions(app: App) -> set[tuple[str, int]]:
     }
 
 
+@pytest.mark.thorough
 def test_a_transaction_left_open_under_an_old_id_is_neither_seen_nor_in_the_way(two: App) -> None:
     # The broker would not abort it by itself for a quarter of an hour.
     slow = ("--set=transaction.timeout.ms=900000", "--set=producer.linger.ms=0")
@@ -229,6 +230,7 @@ def test_a_start_killed_elsewhere_while_it_relocates_is_finished_too(
     survives(two, point)
 
 
+@pytest.mark.thorough
 def test_a_running_application_is_not_relocated(two: App) -> None:
     process = two.start("--run-for=100s")
     running(two, process, lambda: sum(two.committed().values()) >= 20)
@@ -239,6 +241,7 @@ def test_a_running_application_is_not_relocated(two: App) -> None:
     assert relocate(two).code == 0
 
 
+@pytest.mark.thorough
 def test_without_a_broker_nothing_is_done_and_offline_needs_none(two: App) -> None:
     two.drained()
     away = ("--set=bootstrap.servers=127.0.0.1:1", "--set=default.api.timeout.ms=1000")

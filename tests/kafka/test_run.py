@@ -154,6 +154,7 @@ def test_a_continuous_run_waits_for_the_earlier_record_of_a_silent_input(
     assert [row.value[2] for row in app.read()][:2] == ([50, 40] if idle_ms == 0 else [40, 50])
 
 
+@pytest.mark.thorough
 def test_until_a_time_stops_at_the_first_record_of_that_time(app: App) -> None:
     app.create_topics().produce(range(40))
     assert app.drained(f"--until={START_MS + 10}")["records_in"] == 20
@@ -314,6 +315,7 @@ def test_sigterm_ends_a_continuous_run_with_a_commit_and_lets_go(app: App) -> No
     assert_exact(app, range(40))
 
 
+@pytest.mark.thorough
 def test_a_restore_killed_half_way_goes_on_where_it_was(app: App) -> None:
     app.create_topics(partitions=1)
     total = 60_000

@@ -25,7 +25,7 @@ from statestore.cli import main
 from statestore.layout import owners
 from statestore.testing.kafka_jars import SCRATCH_VARIABLE, kafka_libs
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT, ManualClock
+from tests.builders import DEADLINE_S, ROOT, ManualClock
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import (
     NO_PRIVILEGE,
@@ -264,7 +264,12 @@ def test_a_broker_cannot_start_without_java_or_maven(tmp_path: Path) -> None:
         environment.pop("JAVA_HOME", None)
         command = [str(STATESTORE), "kafka", "start"]
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
         )
         assert done.returncode == 8, done.stderr
         line = done.stderr.splitlines()[-1]

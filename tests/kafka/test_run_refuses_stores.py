@@ -98,7 +98,7 @@ def test_a_file_where_a_store_is_to_go_is_met_before_any_store_has_moved(
     in_the_way = two.state_dir / two.name / where
     in_the_way.parent.mkdir(parents=True, exist_ok=True)
     in_the_way.write_text("in the way")
-    says = (str(in_the_way), "is no folder", "move it away")
+    says = (str(in_the_way), "is not a folder", "move it away")
     refused(two, "TopologyMismatch", *says, code=3, pipeline="counts_reordered")
     in_the_way.unlink()
     assert two.drained(pipeline="counts_reordered")["restored_records"] == 0

@@ -119,7 +119,7 @@ def test_an_audit_reads_over_such_a_stretch(app: App, proxy: FaultProxy) -> None
 def test_a_run_whose_input_stays_silent_gives_up_in_the_end(
     app: App, slowly: str, proxy: FaultProxy
 ) -> None:
-    """Silence lasts as long as the timeout each time, and is no pause between two failures."""
+    """Silence lasts as long as the timeout each time, and is not a pause between two failures."""
     app.drained()
     app.produce(range(20, 40))
     proxy.follow(app.name, SILENT)

@@ -20,7 +20,7 @@ from statestore.operations.status import State, Status, StatusReader, read_statu
 from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT, eventually
+from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.crash.kill_harness import STATESTORE, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
 
@@ -38,7 +38,7 @@ def running(rig: Rig, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
             yield run
         finally:
             run.kill()
-            run.wait(40)
+            run.wait(DEADLINE_S)
 
 
 @contextmanager
@@ -81,6 +81,7 @@ def failures(settings: Settings, calls: int) -> list[str]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("calls", [40, pytest.param(500, marks=pytest.mark.slow)])
 def test_no_call_fails_beside_a_run_or_after_it_was_killed(
     kafka: LocalKafka, tmp_path: Path, calls: int
@@ -105,11 +106,11 @@ def test_no_call_fails_beside_a_run_or_after_it_was_killed(
         return owner is not None and owner.pid == run.pid
 
     with running(rig, tmp_path / "log") as run:
-        eventually(lambda: owned(0) and owned(1), "the run owns the stores", 60)
+        eventually(lambda: owned(0) and owned(1), "the run owns the stores")
         with producing(rig):
             assert failures(settings, calls) == []
             run.kill()
-            run.wait(40)
+            run.wait(DEADLINE_S)
         assert failures(settings, calls) == []
         assert status_of(settings).state is State.CRASHED
 
@@ -131,23 +132,23 @@ def test_the_seconds_behind_are_of_committed_records_whatever_transactions_end_o
     )
     rig.produce(3000)
     writer = producer(settings, {"transactional.id": "somebody-elses"}, Trouble())
-    writer.init_transactions(30)
+    writer.init_transactions(DEADLINE_S)
 
     def write() -> None:
         """A record of long after, in either partition."""
         writer.begin_transaction()
         for partition in range(2):
             writer.produce(f"{name}-in", b"x", b"y", partition, timestamp=1_700_000_100_000)
-        assert writer.flush(30) == 0
+        assert writer.flush(DEADLINE_S) == 0
 
     write()
     open_still = status_of(settings)
     assert open_still.lag_records == 3000
     assert open_still.lag_seconds == pytest.approx(3, abs=0.1)
-    writer.abort_transaction(30)
+    writer.abort_transaction(DEADLINE_S)
     # The mark that ends a transaction has the broker's time, which is years after the records'.
     aborted = status_of(settings)
     assert aborted.lag_seconds == pytest.approx(3, abs=0.1)
     write()
-    writer.commit_transaction(30)
+    writer.commit_transaction(DEADLINE_S)
     assert status_of(settings).lag_seconds == pytest.approx(100, abs=1)

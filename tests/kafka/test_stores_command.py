@@ -19,7 +19,7 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import read_owner
 from statestore.model.ids import TaskId
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT, eventually
+from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.crash.kill_harness import STATESTORE, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
 
@@ -43,7 +43,7 @@ def call(rig: Rig, *arguments: str) -> "subprocess.CompletedProcess[str]":
         [STATESTORE, *arguments, "--application-id=rest", f"--state-dir={rig.state_dir}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
 
@@ -103,7 +103,7 @@ def test_while_a_run_is_on_its_owner_takes_a_snapshot(rig: Rig, tmp_path: Path) 
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(started, stdout=log, stderr=log, env={**os.environ, **variables})
         try:
-            eventually(lambda: owned(0) and owned(1), "the run owns the stores", 40)
+            eventually(lambda: owned(0) and owned(1), "the run owns the stores")
             assert call(rig, "stores", "get", "counts", "user-3").stdout == "200\n"
             (count,) = said(rig, "stores", "count", "counts")
             assert count["count"] == 17
@@ -121,7 +121,7 @@ def test_while_a_run_is_on_its_owner_takes_a_snapshot(rig: Rig, tmp_path: Path) 
         finally:
             process.send_signal(signal.SIGCONT)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(40) == 0
+            assert process.wait(DEADLINE_S) == 0
     assert call(rig, "stores", "get", "counts", "user-3").stdout == "200\n"
     assert list(rig.state_dir.rglob("snapshots/*")) == []
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders import DEADLINE_S
 from tests.kafka.run_rig import SMALL_COMMITS, STATESTORE, App, Row
 
 pytestmark = pytest.mark.kafka
@@ -56,12 +57,17 @@ def called(app: App, *words: str) -> list[Any]:
     """What a command prints that must succeed."""
     flags = [f"--application-id={app.name}", f"--state-dir={app.state_dir}", "--json"]
     done = subprocess.run(
-        [STATESTORE, *words, *flags], capture_output=True, text=True, timeout=60, check=False
+        [STATESTORE, *words, *flags],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.thorough
 def test_times_of_partitions_are_those_of_the_commit_after_kills(app: App) -> None:
     app.killed_at_each_step("previous_times")
     last: dict[int, int] = {}

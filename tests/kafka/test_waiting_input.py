@@ -26,7 +26,7 @@ from statestore.layout.folders import StateLayout
 from statestore.operations.waiting_input import Threshold, WaitingInput, waiting_input
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT, eventually
+from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.crash.kill_harness import STATESTORE
 from tests.kafka.fault_proxy import Action, Fault, FaultProxy
 
@@ -74,7 +74,7 @@ class Rounds:
         servers = {"bootstrap.servers": self.proxy.address}
         self._plain = Producer({**servers, "enable.idempotence": True, "linger.ms": 0})
         self._writer = Producer({**servers, "transactional.id": "somebody-elses", "linger.ms": 0})
-        self._writer.init_transactions(30)
+        self._writer.init_transactions(DEADLINE_S)
         self._admin = AdminClient({**servers})
 
     def first_run(self) -> None:
@@ -89,7 +89,7 @@ class Rounds:
         values = self.values()
         for value in values:
             self._plain.produce("waiting-in", value, value)
-        assert self._plain.flush(30) == 0
+        assert self._plain.flush(DEADLINE_S) == 0
         self.expected.update(values)
         self.outstanding = True
 
@@ -99,19 +99,19 @@ class Rounds:
         self.open_values = self.values()
         for value in self.open_values:
             self._writer.produce("waiting-in", value, value)
-        assert self._writer.flush(30) == 0
+        assert self._writer.flush(DEADLINE_S) == 0
 
     def end(self) -> None:
         if self.rng.random() < 0.5:
-            self._writer.commit_transaction(30)
+            self._writer.commit_transaction(DEADLINE_S)
             self.expected.update(self.open_values)
             self.outstanding = True
         else:
-            self._writer.abort_transaction(30)
+            self._writer.abort_transaction(DEADLINE_S)
             self.certain = False  # what came behind it in the log is seen from now on
         self.open_values = []
         # The call returns when the outcome is certain; the partitions hear of it a little later.
-        eventually(self.is_all_seen, "the end of the transaction", 60)
+        eventually(self.is_all_seen, "the end of the transaction")
 
     def is_all_seen(self) -> bool:
         """Whether no open transaction hides records of the input."""
@@ -120,7 +120,7 @@ class Rounds:
 
     def _ends(self, level: IsolationLevel) -> list[int]:
         asked = {TopicPartition("waiting-in", p): _LATEST for p in range(PARTITIONS)}
-        futures = self._admin.list_offsets(asked, isolation_level=level, request_timeout=30)
+        futures = self._admin.list_offsets(asked, isolation_level=level, request_timeout=DEADLINE_S)
         return [futures[tp].result().offset for tp in asked]
 
     def look(self) -> WaitingInput:
@@ -136,7 +136,7 @@ class Rounds:
                 found.append(self.look())
             return bool(found)
 
-        eventually(is_answered, "the brokers answer", 60)
+        eventually(is_answered, "the brokers answer")
         return AT_ONCE.is_reached(found[0], 0)
 
     def partitioned(self) -> None:
@@ -166,7 +166,9 @@ class Rounds:
             "STATESTORE_CRASH_AT": point,
             "PYTHONPATH": str(ROOT),
         }
-        subprocess.run(command, env=env, cwd=ROOT, capture_output=True, check=False, timeout=60)
+        subprocess.run(
+            command, env=env, cwd=ROOT, capture_output=True, check=False, timeout=DEADLINE_S
+        )
         self.certain = False  # it may have done all of it, or none
 
     def play(self) -> None:
@@ -205,7 +207,7 @@ class Rounds:
                 return False
             return counted(self.settings) == self.expected
 
-        eventually(is_idle, "everything produced is counted", 60)
+        eventually(is_idle, "everything produced is counted")
 
 
 def counted(settings: Settings) -> Counter[str]:
@@ -214,6 +216,7 @@ def counted(settings: Settings) -> Counter[str]:
         return Counter(dict(readable.all()))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(max(180, 5 * ROUNDS))
 def test_every_input_wakes_a_run_and_every_run_has_input(
     kafka: LocalKafka, proxy: FaultProxy, tmp_path: Path

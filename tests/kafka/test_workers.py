@@ -94,6 +94,7 @@ def drained_in_the_end(app: App, numbers: range) -> Callable[[], bool]:
 # What is processed.
 
 
+@pytest.mark.thorough
 def test_the_stream_tasks_of_all_waves_are_spread_over_the_workers(app: App) -> None:
     app.produce(range(80))
     summary = app.drained("--workers=2")
@@ -118,6 +119,7 @@ socket.gethostname = lambda: os.environ["POD"]
 """
 
 
+@pytest.mark.thorough
 def test_another_host_sees_who_owns_what_is_refused_and_takes_over(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +153,7 @@ def test_another_host_sees_who_owns_what_is_refused_and_takes_over(
 # What is lived through.
 
 
+@pytest.mark.thorough
 def test_one_scrape_has_the_stores_of_all_workers_and_of_one_that_takes_over(app: App) -> None:
     app.produce(range(40))
     process = app.start(FOREVER, "--workers=2", "--metrics-port=0")
@@ -181,6 +184,40 @@ def test_one_scrape_has_the_stores_of_all_workers_and_of_one_that_takes_over(app
     ended = end_of(process, 0)
     assert ended.code == 0, ended.err[-4000:]
     assert_exact(app, range(60))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_scrape_has_the_brokers_part_of_commits_and_the_records_and_lag_of_each_input(
+    app: App, workers: int
+) -> None:
+    app.produce(range(40))
+    process = app.start(FOREVER, f"--workers={workers}", "--metrics-port=0")
+    assert process.stderr is not None
+    lines = iter(process.stderr.readline, "")
+    (url,) = next(found for line in lines if (found := METRICS_AT.findall(line)))
+    scraped: dict[str, dict[tuple[str, ...], float]] = {}
+
+    def is_complete() -> bool:
+        scraped.clear()
+        text = httpx.get(url, timeout=DEADLINE_S).text
+        for family in text_string_to_metric_families(text):
+            for one in family.samples:
+                labels = (one.labels.get(name, "") for name in ("task", "topic", "part"))
+                scraped.setdefault(one.name, {})[tuple(labels)] = one.value
+        lags = scraped.get("statestore_task_lag_records", {})
+        return set(lags.values()) == {0} and len(lags) == 4
+
+    running(app, process, drained_in_the_end(app, range(40)))
+    running(app, process, is_complete)
+    waits = scraped["statestore_task_commit_wait_duration_seconds_sum"]
+    assert {part for _, _, part in waits} == {"flush", "offsets", "end"}
+    whole = scraped["statestore_task_commit_duration_seconds_sum"]
+    for (task, _, _), seconds in whole.items():
+        parts = [spent for (of, _, _), spent in waits.items() if of == task]
+        assert all(spent > 0 for spent in parts)
+        assert sum(parts) < seconds
+    process.send_signal(signal.SIGTERM)
+    assert end_of(process, 0).code == 0
 
 
 @pytest.mark.parametrize("workers", [1, 2])

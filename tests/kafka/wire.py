@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
+from tests.builders import DEADLINE_S
+
 HOST = "127.0.0.1"
 LENGTH = struct.Struct(">i")
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
@@ -19,7 +21,6 @@ _FETCH_BYTES = 1 << 22
 # two times, producer id, its epoch, base sequence, count of records.
 _BATCH = struct.Struct(">qiibIhiqqqhii")
 _TRANSACTIONAL, _CONTROL = 0x10, 0x20
-_PATIENCE_S = 30.0
 
 
 class Api(IntEnum):
@@ -124,7 +125,7 @@ def read_raw(address: str, topic: str, partition: int, start: int = 0) -> RawLog
     """All batches from `start` on that no open transaction keeps from readers."""
     host, _, port = address.rpartition(":")
     batches: list[RawBatch] = []
-    with socket.create_connection((host, int(port)), _PATIENCE_S) as connection:
+    with socket.create_connection((host, int(port)), DEADLINE_S) as connection:
         while True:
             stable_end, end, data = _fetch(connection, topic, partition, start)
             for batch in _batches(data):

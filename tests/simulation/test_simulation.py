@@ -21,8 +21,10 @@ import pytest
 from tests.builders import DEADLINE_S, child
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.schedule import Simulation
+from tests.tiers import commit_seed
 
 SCHEDULES = int(os.environ.get("STATESTORE_SIMULATIONS", "2000"))
+NEW_SCHEDULES = 120
 SEED = os.environ.get("STATESTORE_SIMULATION_SEED")
 _MEMORY = Path("/dev/shm")
 _MUTANT_SEEDS = 300
@@ -79,6 +81,11 @@ def check(first: int, count: int, folder: Path) -> None:
             )
 
 
+def test_no_schedule_of_those_of_the_commit_loses_or_doubles_anything(scratch: Path) -> None:
+    check(commit_seed(), NEW_SCHEDULES, scratch)
+
+
+@pytest.mark.thorough
 @pytest.mark.timeout(60 + SCHEDULES)
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_no_schedule_loses_or_doubles_anything(scratch: Path, part: int) -> None:

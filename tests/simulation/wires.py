@@ -15,6 +15,7 @@ from statestore.ports import (
     Bounds,
     Changelog,
     Cluster,
+    CommitWaits,
     GroupOffset,
     KeyHashes,
     Outbox,
@@ -102,6 +103,9 @@ class SimulatedOutbox:
                 fate.late.append(lambda: self._arrive_late(transaction))
         raise CommitUnknown("the commit was not answered: commit again")
 
+    def waited(self) -> CommitWaits:
+        return self._opened().waited()
+
     def abort(self) -> None:
         self._process.ask("outbox.abort")
         if self._client is None:
@@ -147,12 +151,12 @@ class SimulatedSource:
         self._process.ask(f"source.start {_told(positions)}")
         self._source.start(positions)
 
-    def poll(self, max_records: int, timeout_ms: int) -> list[Batch]:
+    def poll(self, max_records: int, timeout_ms: int, *, soon: bool = False) -> list[Batch]:
         self._process.ask("source.poll")
         fate = self._process.fate
         if fate.happens(fate.odds.nothing_yet):
             return []
-        return self._source.poll(fate.rng.randint(1, max_records), timeout_ms)
+        return self._source.poll(fate.rng.randint(1, max_records), timeout_ms, soon=soon)
 
     def position(self, tp: TopicPartition) -> int:
         return self._source.position(tp)

@@ -16,13 +16,12 @@ from typing import IO
 import psutil
 import pyspark
 
-from tests.builders import ROOT, eventually
+from tests.builders import DEADLINE_S, ROOT, eventually
 
 SPARK_HOME = Path(pyspark.__file__).parent
 SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
 HOST = "127.0.0.1"
 READY_S = 90.0
-END_S = 20.0
 RUN_S = 240.0
 # Also of a checkout: what the daemons have, the executors inherit.
 CHECKOUT = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
@@ -69,8 +68,8 @@ class Daemon:
         for one in tree:
             with suppress(psutil.NoSuchProcess):  # its parent's end may have been its own
                 one.kill()
-        self.process.wait(END_S)
-        psutil.wait_procs(tree, END_S)
+        self.process.wait(DEADLINE_S)
+        psutil.wait_procs(tree, DEADLINE_S)
 
     def end(self) -> None:
         """It and what it started."""
@@ -78,7 +77,7 @@ class Daemon:
             if self.process.poll() is None:
                 tree = self.tree()
                 self.process.terminate()
-                _, left = psutil.wait_procs(tree, END_S)
+                _, left = psutil.wait_procs(tree, DEADLINE_S)
                 for one in left:
                     one.kill()
 

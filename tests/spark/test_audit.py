@@ -1,5 +1,6 @@
 """Audits on Spark: Great Expectations' suites on faults planted one by one, in one session."""
 
+import importlib
 import json
 import os
 import shutil
@@ -20,7 +21,6 @@ from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.perform import audit
 from statestore.operations.deployed import DeployedWriter, publish_deployed, read_deployed
 from statestore.runtime import Runtime
-from statestore.spark.audit import audit_on_spark
 from statestore.spark.datasource import TransactionalStore
 from statestore.testing.local_kafka import LocalKafka
 from tests.audit_rig import (
@@ -65,7 +65,10 @@ def arguments(one: Audited) -> StateArguments:
 
 
 def sparked(spark: SparkSession, one: Audited) -> AuditRecord:
-    return audit_on_spark(lambda: spark, arguments(one))
+    # Great Expectations takes seconds to import: each process that collects tests would pay them.
+    on_spark = importlib.import_module("statestore.spark.audit")
+    record: AuditRecord = on_spark.audit_on_spark(lambda: spark, arguments(one))
+    return record
 
 
 def docs_of(record: AuditRecord) -> str:

@@ -11,14 +11,13 @@ import psutil
 import pytest
 
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT, eventually
+from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import App
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
 START_S = 240.0
-END_S = 20.0
 SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
 
 
@@ -33,7 +32,7 @@ def app(kafka: LocalKafka, tmp_path: Path) -> Iterator[App]:
     for one in tree:
         with suppress(psutil.NoSuchProcess):  # its parent's end may have been its own
             one.kill()
-    psutil.wait_procs(tree, END_S)
+    psutil.wait_procs(tree, DEADLINE_S)
 
 
 def started_by(pid: int) -> list[psutil.Process]:

@@ -60,7 +60,7 @@ def fill(kafka: LocalKafka, topology: Topology, prefix: str) -> None:
                 value=None if value is None else value_serde.serialize(value),
                 timestamp=SINCE_MS + time,
             )
-    assert producer.flush(30) == 0
+    assert producer.flush(DEADLINE_S) == 0
 
 
 def outcome(kafka: LocalKafka, topology: Topology, prefix: str) -> dict[str, Any]:
@@ -134,6 +134,7 @@ def test_two_workers_write_what_one_process_writes(kafka: LocalKafka, tmp_path: 
     assert found[0] == found[1]
 
 
+@pytest.mark.thorough
 def test_every_table_holds_on_a_real_broker(kafka: LocalKafka, tmp_path: Path) -> None:
     topology = on_kafka()
     fill(kafka, topology, "kafka.")
@@ -146,6 +147,7 @@ def test_every_table_holds_on_a_real_broker(kafka: LocalKafka, tmp_path: Path) -
     assert outcome(kafka, topology, "kafka.") == expected()
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_every_table_holds_in_one_run_of_spark(
     kafka: LocalKafka, spark: SparkSession, tmp_path: Path

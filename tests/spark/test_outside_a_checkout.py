@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Producer
 
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT, eventually
+from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.crash.kill_harness import Rig
 from tests.docs.shell_page import steps
 from tests.spark.cluster_rig import HOST, RUN_S, SPARK_HOME, Daemon, environment, standalone
@@ -159,7 +159,7 @@ def notebook(kafka: LocalKafka, driver: Path, tmp_path: Path) -> dict[str, str]:
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for number in range(100):
         producer.produce(f"{name}-in", key=f"k{number % 5}", value=number.to_bytes(8, "big"))
-    assert producer.flush(30) == 0
+    assert producer.flush(DEADLINE_S) == 0
     settings = {
         "application.id": name,
         "bootstrap.servers": kafka.bootstrap_servers,

@@ -57,12 +57,12 @@ def shuffled() -> Iterator[LocalKafka]:
                     timestamp=sample.timestamps_ms[i],
                 )
                 producer.poll(0)
-            assert producer.flush(60) == 0
+            assert producer.flush(DEADLINE_S) == 0
         for origin in ORIGINS:
             last = {"origin": origin, "carrier": "-", "flight": 0, "time_hour": ""}
             value = serdes.JSON.serialize({**last, "sched_dep_time": 0})
             producer.produce("flights", value, b"-", timestamp=UNTIL_MS + 10 * DAY_MS)
-        assert producer.flush(60) == 0
+        assert producer.flush(DEADLINE_S) == 0
         broker.create_topic(JOINED_TOPIC, 4, {"retention.ms": -1})
         yield broker
 

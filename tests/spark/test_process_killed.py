@@ -26,6 +26,7 @@ from statestore.faults import VARIABLE, CrashPoint
 from statestore.operations.run import RunSummary
 from statestore.spark.process import run_on_spark
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import DEADLINE_S
 from tests.crash.kill_harness import ELSEWHERE, Kill, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
 from tests.crash.poison_pipeline import is_refused
@@ -225,8 +226,8 @@ def kill_tree(root: "subprocess.Popen[bytes]") -> list[str]:
     for process in tree:
         with suppress(psutil.NoSuchProcess):  # a worker's end may come first
             process.kill()
-    root.wait(timeout=30)
-    psutil.wait_procs(tree, timeout=30)
+    root.wait(timeout=DEADLINE_S)
+    psutil.wait_procs(tree, timeout=DEADLINE_S)
     return names
 
 

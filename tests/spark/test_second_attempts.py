@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT, eventually
+from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.crash.kill_harness import Rig
-from tests.spark.cluster_rig import CHECKOUT, END_S, RUN_S, Cluster, standalone, submit
+from tests.spark.cluster_rig import CHECKOUT, RUN_S, Cluster, standalone, submit
 from tests.spark.gated_pipeline import GATE_VARIABLE, TOPICS_VARIABLE
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
@@ -113,7 +113,7 @@ def gated(
             yield Job(rig, cluster, process, log, gate, summary)
         finally:
             process.kill()
-            process.wait(END_S)
+            process.wait(DEADLINE_S)
 
 
 def assert_exact(job: Job) -> None:

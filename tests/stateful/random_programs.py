@@ -516,7 +516,7 @@ def _with_tables(program: Program, changed: Callable[[Made], Made]) -> Program:
 class Lot(NamedTuple):
     """Records of one topic that come at once; `crash`: all processes die before.
 
-    The topic `FILE` is no topic: the value of its only record is all that the file has from then
+    The topic `FILE` is not a topic: the value of its only record is all that the file has from then
     on, by name.
     """
 

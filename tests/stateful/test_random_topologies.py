@@ -44,12 +44,27 @@ from tests.stateful.random_programs import (
     suppressing,
     without_suppress,
 )
+from tests.tiers import commit_seed
 
 SEED = os.environ.get("STATESTORE_PROGRAM_SEED")
 COUNT = int(os.environ.get("STATESTORE_PROGRAMS", "0"))
 SEEDS = random.sample(range(10**9), COUNT) if COUNT else range(1200)
 SHARE = 100
-SHARES = [[int(SEED)]] if SEED else [SEEDS[i : i + SHARE] for i in range(0, len(SEEDS), SHARE)]
+# A run of the first tier has programs of its own commit.
+NEW_PROGRAMS = range(commit_seed(), commit_seed() + 150)
+
+
+def shares(of_the_commit: int, every: int) -> list[Any]:
+    """So many programs of the commit, and of the others each so-manieth hundred."""
+    if SEED:
+        return [[int(SEED)]]
+    others = [SEEDS[i : i + SHARE] for i in range(0, len(SEEDS), SHARE * every)]
+    if COUNT:
+        return others
+    return [
+        NEW_PROGRAMS[:of_the_commit],
+        *(pytest.param(share, marks=pytest.mark.thorough) for share in others),
+    ]
 
 
 def run_of(seed: int, values: str = "") -> Run:
@@ -192,31 +207,31 @@ def check(seeds: Iterable[int], judged: Judged, values: str = "") -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", SHARES, ids=lambda seeds: f"{seeds[0]}-")
+@pytest.mark.parametrize("seeds", shares(150, 1), ids=lambda seeds: f"{seeds[0]}-")
 def test_a_pipeline_does_what_its_naive_interpreter_does(seeds: list[int]) -> None:
     check(seeds, by_the_naive)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", SHARES[::4], ids=lambda seeds: f"{seeds[0]}-")
+@pytest.mark.parametrize("seeds", shares(30, 4), ids=lambda seeds: f"{seeds[0]}-")
 def test_a_pipeline_does_the_same_with_one_or_two_records_at_once(seeds: list[int]) -> None:
     check(seeds, by_small_batches)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", SHARES[::4], ids=lambda seeds: f"{seeds[0]}-")
+@pytest.mark.parametrize("seeds", shares(30, 4), ids=lambda seeds: f"{seeds[0]}-")
 def test_what_a_table_of_last_updates_shows_in_the_end_is_the_same(seeds: list[int]) -> None:
     check(seeds, with_caching)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", SHARES[::4], ids=lambda seeds: f"{seeds[0]}-")
+@pytest.mark.parametrize("seeds", shares(30, 4), ids=lambda seeds: f"{seeds[0]}-")
 def test_a_record_has_the_headers_of_the_input_record_that_brings_it_out(seeds: list[int]) -> None:
     check(seeds, by_headers)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seeds", SHARES[::4], ids=lambda seeds: f"{seeds[0]}-")
+@pytest.mark.parametrize("seeds", shares(30, 4), ids=lambda seeds: f"{seeds[0]}-")
 def test_values_that_their_serde_changes_come_out_the_same_wherever_a_batch_ends(
     seeds: list[int],
 ) -> None:

@@ -125,7 +125,10 @@ def outcome(kafka: LocalKafka, runs: Mapping[str, Run]) -> dict[str, list[Outcom
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "seed",
+    [SEEDS[0], *(pytest.param(seed, marks=pytest.mark.thorough) for seed in SEEDS[1:])],
+)
 def test_pipelines_do_on_a_broker_what_their_naive_interpreter_does(
     kafka: LocalKafka, tmp_path: Path, seed: int
 ) -> None:

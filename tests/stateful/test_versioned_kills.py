@@ -21,8 +21,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from statestore import serdes
 from statestore.runtime.public import open_store
-from statestore.stores import serdes
 from statestore.stores.logged import read_versions
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned.store import TransactionalVersionedStore

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from statestore import serdes
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import IsolationLevel
 from statestore.model.records import PutResult, VersionedRecord
 from statestore.runtime.public import open_store
-from statestore.stores import serdes
 from statestore.stores.logged import read_versions
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned.store import TransactionalVersionedStore, VersionedReader

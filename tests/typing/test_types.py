@@ -75,7 +75,7 @@ def by_file(told: list[tuple[str, int, str]]) -> dict[str, list[Found]]:
     return found
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_a_users_pipeline_has_the_types_it_asserts(
     checker: str, reports: dict[str, dict[str, list[Found]]]
@@ -83,7 +83,7 @@ def test_a_users_pipeline_has_the_types_it_asserts(
     assert reports[checker][PIPELINE.name] == []
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_each_planted_mistake_is_reported_and_nothing_else(
     checker: str, reports: dict[str, dict[str, list[Found]]]

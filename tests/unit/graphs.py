@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from statestore.stores import serdes
+from statestore import serdes
 from statestore.stores.specs import persistent_key_value_store
 from statestore.topology.graph import Topology
 from statestore.topology.nodes import (

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from statestore.stores import serdes
+from statestore import serdes
 from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.dsl.ktables import KTable
 from statestore.topology.dsl.streams import KStream

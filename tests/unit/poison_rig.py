@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from statestore import serdes
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
-from statestore.stores import serdes
 from statestore.stores.specs import persistent_key_value_store
 from statestore.testing import TopologyTestDriver
 from statestore.topology.dsl.builder import StreamsBuilder

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statestore import serdes
 from statestore.model.batch import Column
 from statestore.model.records import Serde
-from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.topology.aggregates import streams as aggregates
 from statestore.topology.failures import NodeFailed

@@ -350,7 +350,7 @@ class Deep(msgspec.Struct):
         (AsArray, "AsArray, which is written as an array"),
         (Pair, "Pair, which is namedtuple"),
         (Optional, "Optional.n, which is a key that may be missing"),
-        (Model, "Model, which is no type of msgspec's: use a Struct or a dataclass"),
+        (Model, "Model, which is not a type of msgspec's: use a Struct or a dataclass"),
         (Empty, "Empty, which is a type without fields"),
     ],
 )

@@ -316,7 +316,7 @@ def test_versions_that_a_log_does_not_show_are_told_and_not_excused() -> None:
 
 def test_a_version_that_ends_with_one_of_which_only_a_later_record_is_left_is_superseded() -> None:
     """Compaction took the first record of the version at 20, because it was written once more."""
-    subject = msgspec.structs.replace(VERSIONED, offset_next=2)
+    subject = msgspec.structs.replace(VERSIONED, offset_next=2, now_ms=30)
     rows = [(b"a", b"1", 10), (b"a", b"3", 30), (b"a", b"2", 20)]
     broker = MemoryBroker()
     broker.state.create(LOG.topic, 1, {})

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from statestore.stores import serdes
+from statestore import serdes
 from statestore.stores.specs import in_memory_key_value_store, persistent_key_value_store
 from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.dsl.streams import KStream

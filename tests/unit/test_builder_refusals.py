@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse, SerdeMismatch
-from statestore.stores import serdes
 from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.dsl.streams import KStream
 from statestore.topology.materialized import Materialized

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from statestore import serdes
 from statestore.errors import UnknownStore
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Record
 from statestore.ports import TopicSpec
 from statestore.settings import Settings
-from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec
 from statestore.tasks.announcer import Announcer
 from statestore.tasks.context import TaskContext

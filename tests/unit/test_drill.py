@@ -92,7 +92,7 @@ def test_the_page_needs_nothing_else_and_shows_findings_as_text() -> None:
 
 
 def test_a_real_application_is_never_drilled(tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match="no scratch application"):
+    with pytest.raises(Misuse, match="not a scratch application"):
         Scratch("orders", tmp_path, (), (), (), {}, None, tmp_path)  # type: ignore[arg-type]  # never used
     flags = ["--application-id=orders", "--bootstrap-servers=localhost:1", "--brokers=application"]
     refused = CliRunner().invoke(cli, ["drill", *flags, f"--report={tmp_path / 'r'}", "--json"])

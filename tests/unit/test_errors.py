@@ -74,3 +74,7 @@ def test_exit_codes_tell_the_direct_branches_apart_and_none_is_success() -> None
 
 def test_an_error_nobody_foresaw_is_retried_with_exit_code_1() -> None:
     assert (StateStoreError.exit_code, StateStoreError.action) == (1, Action.RETRY)
+
+
+def test_what_the_module_offers_is_the_tree_and_what_schedulers_do() -> None:
+    assert set(errors.__all__) == {"StateStoreError", "Action", *(row.name for row in DRAWN)}

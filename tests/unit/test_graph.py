@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from statestore import serdes
 from statestore.errors import InvalidTopology, NotCopartitioned, TopicMissing
 from statestore.model.ids import TaskId
-from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, persistent_key_value_store
 from statestore.topology.collector import check_names
 from statestore.topology.graph import Topology, Wave

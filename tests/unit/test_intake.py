@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statestore import serdes
 from statestore.errors import RecordFailed
 from statestore.model.batch import Column
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Record, Serde
 from statestore.settings import Settings
-from statestore.stores import serdes
 from statestore.tasks.intake import InputBatch, Intake
 from statestore.tasks.poison import Poison
 from statestore.testing.memory_broker import MemoryBroker

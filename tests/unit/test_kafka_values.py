@@ -1,6 +1,7 @@
 """What of the Kafka edge needs no broker: decisions, hashes, error classes, client settings."""
 
 import logging
+from time import monotonic
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -15,7 +16,7 @@ from statestore.errors import (
     TopicMissing,
     Unavailable,
 )
-from statestore.kafka.clients import Trouble, admin_client, consumer, producer
+from statestore.kafka.clients import Trouble, admin_client, consumer, producer, unanswered
 from statestore.kafka.cluster import judge_protocol
 from statestore.kafka.errors import translated
 from statestore.kafka.partitioner import (
@@ -134,3 +135,12 @@ def test_an_unknown_client_property_is_named() -> None:
 def test_a_missing_address_is_named() -> None:
     with pytest.raises(InvalidSetting, match=r"bootstrap\.servers"):
         admin_client(Settings(application_id="a"), Trouble())
+
+
+def test_a_call_without_an_answer_says_how_long_it_waited_and_not_how_long_it_might_have() -> None:
+    settings = Settings.from_mapping(
+        {"application.id": "a", "bootstrap.servers": "b:1", "default.api.timeout.ms": 60_000}
+    )
+    error = unanswered(settings, Trouble(), "read x", since_s=monotonic() - 17)
+    assert str(error).startswith("could not read x: b:1 did not answer for 17 s")
+    assert "60" not in str(error)

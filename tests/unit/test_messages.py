@@ -202,12 +202,12 @@ WRITTEN: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "the name of a serde": (
         lambda b: b.stream("in", key_serde="string"),
         Misuse,
-        "'string' is no key_serde: pass one of statestore.serdes, such as serdes.STRING",
+        "'string' is not a key_serde: pass one of statestore.serdes, such as serdes.STRING",
     ),
     "a type for a serde": (
         lambda b: b.stream("in").to("out", value_serde=str),
         Misuse,
-        "<class 'str'> is no value_serde",
+        "<class 'str'> is not a value_serde",
     ),
 }
 
@@ -284,7 +284,7 @@ def test_a_span_may_be_a_timedelta_for_any_setting_in_ms() -> None:
     assert settings.commit_interval_ms == 1000
     assert settings.client_config("consumer")["fetch.wait.max.ms"] == "1000"
     assert ss.Settings(commit_interval_ms=second).commit_interval_ms == 1000  # type: ignore[arg-type]  # accepted
-    with pytest.raises(InvalidSetting, match=r"statestore\.batch\.max\.records = .*no span of"):
+    with pytest.raises(InvalidSetting, match=r"statestore\.batch\.max\.records = .*not a span of"):
         ss.Settings.from_mapping({"statestore.batch.max.records": second})
 
 

@@ -11,6 +11,7 @@ import statestore as ss
 from statestore import serdes
 from statestore.operations.deployed import DeployedSchema, DeployedStore, DeployedWriter
 from statestore.operations.kept_serdes import values_unread
+from statestore.serdes import composed
 from statestore.stores.migration import migrating
 
 FEW, MORE = "n", "n count"
@@ -47,10 +48,10 @@ PLAIN, HERE, THERE = avro(FEW), of_registry("here", 7, FEW), of_registry("there"
 def test_bytes_are_read_by_the_format_and_the_registry_that_wrote_them(
     was: ss.Serde[Any], then: ss.Serde[Any]
 ) -> None:
-    windows = [serdes.CountWindow(2, 1, 0, {"n": 5})]
+    windows = [composed.CountWindow(2, 1, 0, {"n": 5})]
     pairs: list[tuple[Any, Any, Any]] = [
         (was, then, {"n": 5}),
-        (serdes.count_windows(was), serdes.count_windows(then), windows),
+        (composed.count_windows(was), composed.count_windows(then), windows),
     ]
     for old, new, value in pairs:
         both = migrating(new, ss.Migration(old))
@@ -73,7 +74,7 @@ def spec(serde: ss.Serde[Any]) -> ss.KeyValueSpec[Any, Any]:
     return ss.persistent_key_value_store("kept", key_serde=serdes.STRING, value_serde=serde)
 
 
-@pytest.mark.parametrize("wrapped", [lambda serde: serde, serdes.count_windows])
+@pytest.mark.parametrize("wrapped", [lambda serde: serde, composed.count_windows])
 def test_another_format_around_the_same_schema_needs_a_migration(wrapped: Any) -> None:
     plain, framed = wrapped(PLAIN), wrapped(HERE)
     assert values_unread(known(plain), spec(plain)) is None

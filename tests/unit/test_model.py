@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.batch import Batch, Column, LazyColumn, in_lots
 from statestore.model.ids import Position, PositionBound, TaskId, TopicPartition
 from statestore.model.modes import IsolationLevel, ProcessingGuarantee, span_ms, to_ms
 from statestore.model.records import Record, Serde
-from statestore.stores import serdes
 from tests.builders import batch, record, triples
 
 OFFSETS = st.dictionaries(

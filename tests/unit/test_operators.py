@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from statestore import serdes
 from statestore.errors import (
     Action,
     CommitInsideProcessor,
@@ -16,7 +17,6 @@ from statestore.errors import (
 )
 from statestore.model.ids import TaskId
 from statestore.model.records import Record
-from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology import operators as ops

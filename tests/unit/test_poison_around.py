@@ -244,7 +244,7 @@ def test_nulls_that_no_join_can_use_are_dropped_and_counted() -> None:
     with TopologyTestDriver(b.build()) as driver:
         driver.pipe("prices", "a", "9", 1)
         driver.pipe_all("in", [Record(key, value, 2) for key, value in (("a", "1"), ("z", "2"))])
-        assert dropped(driver) == 0, "a stream record without a row is no null"
+        assert dropped(driver) == 0, "a stream record without a row is not a null"
         piped(driver, None, b"v")
         piped(driver, b"a", None)
         assert dropped(driver) == 2

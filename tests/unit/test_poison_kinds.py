@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from statestore import serdes
 from statestore.errors import RecordFailed, SerdeMismatch
 from statestore.model.records import Record
-from statestore.stores import serdes
 from statestore.stores.specs import persistent_key_value_store
 from statestore.testing import TopologyTestDriver
 from statestore.topology.dsl.streams import KStream

@@ -211,7 +211,9 @@ def test_only_the_result_of_a_window_is_passed_over(
 
 
 def test_with_fail_the_error_names_the_window() -> None:
-    message = r"the result of key b'k20.*' up to 20 in store 'finals': ValueError: no poison here"
+    message = (
+        r"the result of key b'k20'.* in store 'finals' \(from in\): ValueError: no poison here"
+    )
     with (
         TopologyTestDriver(closing("a function behind"), settings("fail")) as driver,
         pytest.raises(RecordFailed, match=message),

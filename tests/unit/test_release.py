@@ -25,6 +25,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
         yield built_twice(tmp_path_factory.mktemp("release"))
 
 
+@pytest.mark.thorough
 def test_another_umask_changes_no_byte(files: tuple[Path, Path], tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:

@@ -15,7 +15,7 @@ from fastavro.utils import generate_many
 from google.protobuf import descriptor_pb2
 
 from statestore.model.records import Schema
-from statestore.stores.schemas import same_but_for_notes, unreadable
+from statestore.serdes.schemas import same_but_for_notes, unreadable
 
 FieldType = descriptor_pb2.FieldDescriptorProto
 

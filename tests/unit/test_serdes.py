@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statestore import serdes
 from statestore.errors import Misuse, SerdeMismatch
 from statestore.model.records import Serde, Windowed
-from statestore.stores import serdes
+from statestore.serdes import composed
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 PLAIN = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text()
@@ -121,7 +122,7 @@ IN_JAVA: list[tuple[Serde[Any], Any, str]] = [
         "6b" + "000000000000ea60",
     ),
     (
-        serdes.session_windowed(serdes.STRING),
+        composed.session_windowed(serdes.STRING),
         Windowed("k", 1, 258),
         "6b" + "0000000000000102" + "0000000000000001",
     ),

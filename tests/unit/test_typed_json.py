@@ -14,6 +14,7 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.errors import Misuse, RecordFailed, SerdeMismatch
+from statestore.serdes import composed
 from statestore.testing import TopologyTestDriver
 
 
@@ -96,7 +97,7 @@ def test_the_serde_of_a_type_is_one_object_here_and_in_other_processes(
     serde = serdes.json(kind)
     assert serdes.json(kind) is serde
     assert pickle.loads(cloudpickle.dumps(serde)) is serde
-    for made in (serdes.windowed(serde, 10), serdes.session_windowed(serde)):
+    for made in (serdes.windowed(serde, 10), composed.session_windowed(serde)):
         assert pickle.loads(cloudpickle.dumps(made)) is made
 
 

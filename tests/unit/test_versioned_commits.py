@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
+from statestore import serdes
 from statestore.engines.memory import MemoryEngine
 from statestore.errors import HostFailure
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import IsolationLevel
 from statestore.ports import Writes
-from statestore.stores import serdes
-from statestore.stores.kinds import VERSIONED_TABLES, open_over
+from statestore.stores.kinds.opening import open_over
+from statestore.stores.kinds.versioned_kind import VersionedKind
 from statestore.stores.logged import read_versions
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned.store import TransactionalVersionedStore
@@ -35,7 +36,7 @@ class FullDisk(MemoryEngine):
 
 def opened(engine: MemoryEngine | None = None) -> Store:
     store = open_over(
-        engine or MemoryEngine(VERSIONED_TABLES),
+        engine or MemoryEngine(VersionedKind.tables),
         VersionedSpec("rates", 100, serdes.BYTES, serdes.BYTES, 10, persistent=False),
         where="a test",
         limits=NO_FLUSHES,
@@ -60,7 +61,7 @@ def ask_what_to_log(store: Store) -> None:
 def test_a_failed_commit_leaves_versions_pending_and_the_next_one_writes_them(
     meanwhile: Callable[[Store], None],
 ) -> None:
-    engine = FullDisk(VERSIONED_TABLES)
+    engine = FullDisk(VersionedKind.tables)
     store = opened(engine)
     store.put_all(puts("a1@10 b1@10"))
     store.commit()

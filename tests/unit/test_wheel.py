@@ -20,7 +20,8 @@ OF_EXTRAS = tuple(
     f"statestore.{name}."
     for name in (
         *("airflow", "client", "commands.serve", "serving", "spark", "testing", "ui"),
-        *("stores.avro", "stores.avro_in_arrow", "stores.json_schema", "stores.protobuf"),
+        *("serdes.avro_in_arrow", "serdes.avro_serdes", "serdes.json_schema_serdes"),
+        "serdes.protobuf_serdes",
         "kafka.schema_registry",
     )
 )

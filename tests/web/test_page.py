@@ -18,7 +18,7 @@ from tests.builders import DEADLINE_S
 from tests.contract.test_ui_command import ui
 from tests.dags.airflow_rig import Api, airflow_up, eventually
 from tests.dags.project_rig import ROOT, Project
-from tests.ui_rig import misplaced, told_of
+from tests.ui_rig import branched, misplaced, told_of
 
 pytestmark = [pytest.mark.slow]
 SHOTS = ROOT / ".scratch" / "screenshots"
@@ -44,7 +44,12 @@ def as_on(browser: WebDriver, *, width: int, scheme: str) -> None:
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("page")
     told_of(folder / "state", "orders")
-    (folder / "statestore.toml").write_text('[applications.orders]\nstate_dir = "state"\n')
+    branched(folder / "state", "shop")
+    (folder / "statestore.toml").write_text(
+        "".join(
+            f'[applications.{name}]\nstate_dir = "state"\n' for name in ("orders", "shop", "fresh")
+        )
+    )
     works = Works(folder / "state" / "orders", SystemClock())
     with works.underway("export", Unit.BYTES) as told, ui(folder) as (found, _):
         told.expect(4_200_000_000)
@@ -66,6 +71,8 @@ def test_every_page_fits_its_screen_and_is_light_or_dark(
     paths = {
         "overview": "",
         "application": "applications/orders",
+        "branched": "applications/shop",
+        "never-ran": "applications/fresh",
         "store": "applications/orders/stores/names?prefix=n0-00",
     }
     for name, path in paths.items():
@@ -123,7 +130,7 @@ def test_the_page_looks_again_by_itself_and_keeps_what_has_the_focus(
         return browser.find_element(By.CSS_SELECTOR, ".facts div:last-child dd").text
 
     first = looked_at()
-    eventually(lambda: looked_at() != first, 60)
+    eventually(lambda: looked_at() != first)
     assert browser.find_elements(By.CSS_SELECTOR, "details[open]")
     assert browser.switch_to.active_element == detail
 

@@ -24,7 +24,8 @@ disturbed: owners take snapshots between two commits.
 
 * `export` uploads only files the target does not have; its log tells how far it is. Repeating it
   makes one more export, of next to nothing.
-* `verify` reads every file of that export again and checks it against its manifest.
+* `verify` reads every file of that export again and checks it against its manifest. What is
+  damaged is set aside, so that the next export uploads it again.
 * `prune` removes exports beyond the newest **Keep** and older than **Keep for**, and what dead
   uploads left. While another export is being uploaded it waits.
 

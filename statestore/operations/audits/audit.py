@@ -10,8 +10,10 @@ Keeps I22.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Final
 
+from statestore import serdes
 from statestore.errors import AuditFailed, ExportDamaged, Misuse, NotChecked, TaskCorrupted
 from statestore.layout.audits import (
     AuditedPlace,
@@ -31,7 +33,6 @@ from statestore.operations.audits.rows import (
 )
 from statestore.operations.audits.writers import WrittenRows
 from statestore.operations.environment import Partitioner
-from statestore.stores import serdes
 
 EXAMPLES: Final = 20
 """The largest number of keys that a failure names."""
@@ -143,7 +144,7 @@ class StoreAudit:
 
         failed_before = len(self.failures)
         faults: dict[AuditCheck, list[bytes | None]] = {}
-        for rows in self._readable(subject, stored, faults):
+        for rows in self._readable(subject, chain(replayed.faults, stored), faults):
             for key, begins, ends, value in zip(*rows, strict=True):
                 ours, theirs = AuditRow(value, ends), replayed.rows.get((key, begins))
                 left.pop((key, begins), None)
@@ -158,7 +159,7 @@ class StoreAudit:
                 placing = placing_keys(rows.keys, subject.kind, subject.key_serde)
                 self._place(subject, placing, hashes)
         if len(self.failures) > failed_before:
-            return  # if files cannot be read to their end, none of their rows proves anything
+            return  # rows of another kind, or not read to their end, prove nothing
         for key, begins in left:
             compare(key, begins, None, replayed.rows[key, begins])
         self.findings += found
@@ -192,7 +193,9 @@ class StoreAudit:
         """Yield rows until the files cannot be read, which is recorded; collect their faults."""
         try:
             for rows in stored:
-                if isinstance(rows, Fault):
+                if isinstance(rows, Fault) and rows.check is AuditCheck.FORMAT:
+                    self._fail(rows.check, subject, [])
+                elif isinstance(rows, Fault):
                     faults.setdefault(rows.check, []).append(rows.key)
                 else:
                     yield rows
@@ -287,8 +290,10 @@ class StoreAudit:
 
 _CONTRADICTION = "their versions contradict each other"
 _DETAILS: Final = {
-    AuditCheck.EQUAL_VALUES: "the store has other values than its log",
+    AuditCheck.EQUAL_VALUES: "the store has other values, or other times of rows, than its log",
     AuditCheck.DERIVED_ROWS: "these rows do not follow from the rows that the log has",
+    AuditCheck.FORMAT: "its files say that they are of another kind than the one deployed",
+    AuditCheck.STREAM_TIME: "the stream time in its files is not the one that its log says",
     AuditCheck.NONE_MISSING: "the log has them, the store does not",
     AuditCheck.NONE_EXTRA: "the store has them, its log does not",
     AuditCheck.NOTHING_PENDING: "the store has values that are in the log only after its offset",

@@ -20,18 +20,20 @@ class AuditCheck(StrEnum):
     STABLE_OFFSETS = "offsets at or below the last stable offset"
     FORWARD_OFFSETS = "offsets never go back"
     INPUT_POSITIONS = "no input position beyond the commits"
+    BEHIND_COMMITS = "no input position behind the commits"
+    STREAM_TIME = "stream time as committed"
     RIGHT_PARTITION = "no key in a wrong partition"
     VERSIONS_APART = "versions do not overlap"
     ONE_LATEST = "one latest version"
     KNOWN_WRITERS = "every row of a known serde"
 
 
-FAULTS: Final = (AuditCheck.DERIVED_ROWS,)
+FAULTS: Final = (AuditCheck.DERIVED_ROWS, AuditCheck.FORMAT, AuditCheck.STREAM_TIME)
 """The checks that a `Fault` may fail."""
 
 
 class Fault(NamedTuple):
-    """A row of a store's files that contradicts the others; `key` is None if it is of no key."""
+    """A row of a store's files that cannot be right; `key` is None if it is of no key."""
 
     check: AuditCheck
     key: bytes | None

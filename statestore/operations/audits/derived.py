@@ -4,6 +4,7 @@
     window store       the rows that find the windows of a key     from the rows of the windows
     store with history the segments of versions and of deletes     from their times
     rows that expire   the rows that find what expires next        from the times of rows
+    rows with times    the latest of the times                     from the times of rows
     every store        offsets, positions, format, times           by their form
 
 The changelog does not have these rows, so comparing it with the store says nothing of them. The
@@ -19,6 +20,7 @@ from statestore.model.records import SESSION_BYTES, WINDOW_BYTES
 from statestore.operations.audits.checks import AuditCheck, Fault
 from statestore.ports import Engine, Table
 from statestore.stores import in_windows, keyvalue, offsets
+from statestore.stores.kinds.registry import kind_named
 from statestore.stores.specs import SessionSpec, WindowSpec
 from statestore.stores.versioned import layout
 
@@ -30,15 +32,21 @@ _NO_CLOCK: Final = layout.clock_row(layout.TIME_MIN, layout.TIME_MIN)
 
 
 def derived_faults(
-    engine: Engine, kind: str, *, any_start: bool, expires: bool, interval_ms: int | None
+    engine: Engine,
+    kind: str,
+    *,
+    any_start: bool,
+    expires: bool,
+    interval_ms: int | None,
+    timed: bool = False,
 ) -> Iterator[Fault]:
     """Yield the rows that contradict others, having read every table to its end.
 
     `any_start`: windows may start at any time. `expires`: rows have a time to live. `interval_ms`:
-    the length of the segments of a store with history.
+    the length of the segments of a store with history. `timed`: rows have times.
     """
     data, meta = engine.table(keyvalue.TABLE), engine.table(offsets.TABLE)
-    wrong = list(_rows_beside(meta))
+    wrong = list(_rows_beside(meta, kind_named(kind).beside))
     if wrong:
         pass  # What cannot be read proves nothing of other rows.
     elif kind == SessionSpec.kind:
@@ -49,13 +57,17 @@ def derived_faults(
         wrong += _wrong_history(engine, interval_ms)
     elif expires:
         wrong += _wrong_expiry(data, meta)
+    if timed and not wrong:
+        wrong += _wrong_times(data, meta)
     yield from (Fault(AuditCheck.DERIVED_ROWS, key) for key in dict.fromkeys(wrong))
 
 
-def _rows_beside(meta: Table) -> Iterator[bytes]:
-    """Yield the rows beside the offsets that have no form that is known."""
+def _rows_beside(meta: Table, kinds: bytes) -> Iterator[bytes]:
+    """Yield the rows beside the offsets that have no form that is known, or are not of `kinds`."""
     for row, value in meta.scan():
         match row[:1]:
+            case kind if kind not in b"opcf" + kinds:
+                fits = False
             case b"o" | b"p":
                 name = row[1:-5]
                 fits = bool(name) and row[-5:-4] == b"\0"
@@ -145,7 +157,11 @@ def _wrong_history(engine: Engine, interval_ms: int | None) -> Iterator[bytes]:
 def _wrong_expiry(data: Table, meta: Table) -> Iterator[bytes]:
     """Yield the keys of rows without a time, or which nothing finds when they expire."""
     now = meta.get(b"n")
-    if now is None or _TIME.unpack(now)[0] <= 0:
+    if now is None:
+        if next(iter(meta.scan(b"t", b"y")), None) is not None:
+            yield b"n"
+        return
+    if _TIME.unpack(now)[0] <= 0:
         return
     if meta.get(b"e") is None:
         yield b"e"
@@ -158,3 +174,18 @@ def _wrong_expiry(data: Table, meta: Table) -> Iterator[bytes]:
         time = meta.get(b"t" + key)
         if time is None or first.get(key, layout.TIME_MAX) > _TIME.unpack(time)[0]:
             yield key
+
+
+def _wrong_times(data: Table, meta: Table) -> Iterator[bytes]:
+    """Yield the times of rows that are not there, and the row `m` if a time is later than it.
+
+    Which time a row has, the log tells.
+    """
+    latest_ms = layout.TIME_MIN
+    for at, time in meta.scan(b"t", b"u"):
+        latest_ms = max(latest_ms, _TIME.unpack(time)[0])
+        if data.get(at[1:]) is None:
+            yield at
+    said = meta.get(b"m")
+    if latest_ms > (layout.TIME_MIN if said is None else _TIME.unpack(said)[0]):
+        yield b"m"

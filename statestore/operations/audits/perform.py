@@ -10,7 +10,7 @@ from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Au
 from statestore.layout.works import Progress, Unit
 from statestore.operations.at_rest import existing_application
 from statestore.operations.audits.audit import StoreAudit, places_of, verdict_of
-from statestore.operations.audits.checks import Fault
+from statestore.operations.audits.checks import AuditCheck, Fault
 from statestore.operations.audits.derived import derived_faults
 from statestore.operations.audits.plan import AuditPlan, plan_export, plan_live
 from statestore.operations.audits.report import audit_page
@@ -18,6 +18,7 @@ from statestore.operations.audits.rows import (
     AuditRows,
     ReplayedLog,
     Subject,
+    as_manifest,
     replay_log,
     stored_rows,
 )
@@ -95,13 +96,17 @@ def store_side(environment: Environment, subject: Subject) -> Iterator[AuditRows
             path = fetched.store_dir(subject.store)
         engine = closes.enter_context(closing(environment.databases.read_uncached(path)))
         try:
-            yield from stored_rows(engine, subject.kind, subject.bound_ms)
+            if subject.export is not None and not as_manifest(engine, subject, str(path)):
+                yield Fault(AuditCheck.FORMAT, None)
+                return
+            yield from stored_rows(engine, subject.kind, subject.bound_ms, timed=subject.timed)
             yield from derived_faults(
                 engine,
                 subject.kind,
                 any_start=subject.any_start,
                 expires=subject.expires,
                 interval_ms=subject.interval_ms,
+                timed=subject.timed,
             )
         except (struct.error, IndexError) as error:
             raise TaskCorrupted(f"{path}: a row has not the form of its kind: {error}") from error

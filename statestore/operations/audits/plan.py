@@ -21,9 +21,11 @@ from statestore.errors import (
 )
 from statestore.layout.audits import LIVE, AuditFailure, Audits
 from statestore.layout.folders import StateLayout
+from statestore.layout.snapshots import StoreOffsets
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.audits.checks import AuditCheck
+from statestore.operations.audits.commits import Releases, StoreSays, mismatches
 from statestore.operations.audits.rows import AuditFacts, Subject, facts_of
 from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
 from statestore.operations.environment import Databases, Environment
@@ -31,7 +33,8 @@ from statestore.operations.exports.catalog import Exports, FetchedStore
 from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.ports import Cluster
 from statestore.stores import keyvalue
-from statestore.stores.specs import ANY_START, StoreSupplier
+from statestore.stores.kinds.registry import kind_named
+from statestore.stores.specs import ANY_START
 from statestore.stores.versioned import layout as versioned_layout
 
 _RENEW_S = 1.0
@@ -41,7 +44,7 @@ class AuditedFiles(NamedTuple):
     """The files of a store of one stream task, without what the brokers know of its log.
 
     `path` is "" if the files are in an export, or if `is_missing`; in that case `offset_next` is
-    not known.
+    not known. `now_ms` and `offsets`: as in `Subject`.
     """
 
     store: str
@@ -54,6 +57,8 @@ class AuditedFiles(NamedTuple):
     interval_ms: int | None = None
     home: str = ""
     is_missing: bool = False
+    now_ms: int | None = None
+    offsets: StoreOffsets | None = None
 
 
 class FoundStores(NamedTuple):
@@ -77,16 +82,26 @@ class FoundStores(NamedTuple):
         *,
         path: str = "",
         home: str = "",
+        offsets: StoreOffsets | None = None,
     ) -> None:
         """Note the files of a store of that kind; a failure if they are of another one."""
         if facts.kind not in {None, kind}:
             why = f"its files say that it is {facts.kind}, and {kind} was deployed"
             self.fail(AuditCheck.FORMAT, store, task, why)
             return
-        _, bound_ms, is_whole, interval_ms = facts
         self.files.append(
             AuditedFiles(
-                store, task, kind, path, offset_next, bound_ms, is_whole, interval_ms, home
+                store,
+                task,
+                kind,
+                path,
+                offset_next,
+                facts.bound_ms,
+                facts.is_whole,
+                facts.interval_ms,
+                home,
+                now_ms=facts.now_ms,
+                offsets=offsets,
             )
         )
 
@@ -170,6 +185,7 @@ def plan_live(environment: Environment, stores: Collection[str] = ()) -> AuditPl
         store for task in layout.tasks() for store in layout.stores(task)
     } | deployed.stores.keys()
     wanted = _wanted(there, stores, str(layout.application_dir))
+    releases = Releases(layout)
     with ExitStack() as taken:
         held = [
             taken.enter_context(snapshots.take(task))
@@ -179,8 +195,7 @@ def plan_live(environment: Environment, stores: Collection[str] = ()) -> AuditPl
         found = FoundStores([], [], {})
         for snapshot in held:
             _look(snapshot, layout, deployed, wanted, environment.databases, found)
-        exactly_once = deployed.processing_guarantee is ProcessingGuarantee.EXACTLY_ONCE
-        _look_at_positions(held, wanted, cluster, found, exactly_once=exactly_once)
+        _look_at_commits(held, layout, deployed, cluster, found, releases)
         for name in sorted(wanted & deployed.stores.keys()):
             if not deployed.stores[name].persistent:
                 found.not_checked[name] = "it is in memory and has no files to read"
@@ -210,7 +225,7 @@ def plan_export(environment: Environment, export: str, stores: Collection[str] =
             offset_next = at.store.offsets.offsets().get(log, 0)
             kind = _deployed_kind(manifest.deployed, at.name) or at.store.kind
             facts = AuditFacts(at.store.kind)
-            if at.store.kind == versioned_layout.KIND:
+            if kind_named(at.store.kind).keeps_history:
                 try:
                     with FetchedStore(exports, at) as fetched:
                         path = fetched.store_dir(at.name)
@@ -218,7 +233,7 @@ def plan_export(environment: Environment, export: str, stores: Collection[str] =
                 except (TaskCorrupted, ExportDamaged) as error:
                     found.fail(AuditCheck.READABLE, at.name, at.task, str(error))
                     continue
-            found.add(at.name, at.task, kind, facts, offset_next)
+            found.add(at.name, at.task, kind, facts, offset_next, offsets=at.store.offsets)
     _look_for_missing(manifest.application_id, manifest.deployed, wanted, cluster, found)
     subjects = _subjects(
         found.files,
@@ -285,43 +300,58 @@ def _look(
             found.fail(AuditCheck.READABLE, store, task, str(error))
             continue
         log = _log_of(deployed, layout.application_id, store, task)
-        offset_next = manifest.stores[store].offsets().get(log, 0)
+        offset_next = manifest.stores[store].offsets().get(log)
+        if offset_next is None and facts.occupied and store in deployed.stores:
+            found.fail(AuditCheck.READABLE, store, task, f"it has rows but no offset of {log}")
+            continue
         home = str(layout.store_dir(task, store))
         kind = kind or facts.kind or keyvalue.KIND
-        found.add(store, task, kind, facts, offset_next, path=str(path), home=home)
+        found.add(store, task, kind, facts, offset_next or 0, path=str(path), home=home)
 
 
-def _look_at_positions(
+def _look_at_commits(
     held: Sequence[Snapshot],
-    wanted: set[str],
+    layout: StateLayout,
+    deployed: Deployed,
     cluster: Cluster,
     found: FoundStores,
-    *,
-    exactly_once: bool,
+    releases: Releases,
 ) -> None:
-    """Add the stores that say they have processed what no commit can have.
-
-    Under exactly-once a store is written after the group's offsets, and never says more than they.
-    """
-    said = {
-        (TaskId.parse(snapshot.manifest.stream_task), store): offsets.positions()
-        for snapshot in held
-        for store, offsets in snapshot.manifest.stores.items()
-        if store in wanted
+    """Add the stores that say something else of the last commit than the group does."""
+    snapshots = {snapshot.manifest.stream_task: snapshot.manifest for snapshot in held}
+    says = []
+    for files in found.files:
+        manifest, known = snapshots[str(files.task)], deployed.stores.get(files.store)
+        says.append(
+            StoreSays(
+                files.task,
+                files.store,
+                manifest.commit_number,
+                manifest.stores[files.store].positions(),
+                _log_of(deployed, layout.application_id, files.store, files.task)
+                if deployed.has_changelog(files.store)
+                else None,
+                files.offset_next,
+                known is not None and _expires(files.kind, known) and known.source_topic is None,
+                files.now_ms,
+            )
+        )
+    inputs = {
+        task: [
+            TopicPartition(topic, task.partition)
+            for part in deployed.sub_topologies
+            if part.ordinal == task.sub_topology
+            for topic in part.topics(layout.application_id)
+        ]
+        for task in {one.task for one in says}
     }
-    counts = cluster.partitions(sorted({tp.topic for each in said.values() for tp in each}))
-    inputs = sorted(
-        {tp for each in said.values() for tp in each if tp.partition < counts.get(tp.topic, 0)}
-    )
-    limits = {tp: bound.end for tp, bound in cluster.bounds(inputs).items()}
-    if exactly_once:
-        group = cluster.group_offsets(inputs, stable=False)
-        limits |= {tp: min(limits[tp], one.offset) for tp, one in group.items()}
-    for (task, store), positions in sorted(said.items()):
-        for tp, last in sorted(positions.items()):
-            if last >= limits.get(tp, last + 1) or tp.partition != task.partition:
-                why = f"it says that {last} of {tp} was processed, which no commit of the task says"
-                found.fail(AuditCheck.INPUT_POSITIONS, store, task, why)
+    exactly_once = deployed.processing_guarantee is ProcessingGuarantee.EXACTLY_ONCE
+    for one in mismatches(says, inputs, cluster, releases, exactly_once=exactly_once):
+        found.fail(one.check, one.store, one.task, one.why)
+
+
+def _expires(kind: str, known: DeployedStore) -> bool:
+    return kind_named(kind).expires(known.terms)
 
 
 def _look_for_missing(
@@ -356,7 +386,7 @@ def _look_for_missing(
 def _is_built_in(deployed: Deployed, store: str) -> bool:
     """Return whether it was deployed as a built-in kind of store, so that its files must exist."""
     known = deployed.stores.get(store)
-    return known is not None and known.kind != StoreSupplier.kind
+    return known is not None and kind_named(known.kind).is_readable
 
 
 def _deployed_kind(deployed: Deployed, store: str) -> str | None:
@@ -422,10 +452,11 @@ def _subjects(
                 writers={} if known is None else _writers(known),
                 retention_ms=None if known is None else known.retention_least_ms,
                 any_start=known is not None and known.advance_ms == ANY_START,
-                expires=files.kind == keyvalue.KIND
-                and known is not None
-                and known.retention_ms is not None,
+                expires=known is not None and _expires(files.kind, known),
                 interval_ms=files.interval_ms,
+                timed=known is not None and known.row_times is True and known.source_topic is None,
+                now_ms=files.now_ms,
+                offsets=files.offsets,
             )
         )
     return subjects

@@ -34,6 +34,7 @@ _OF_STORES: Final = (
     "rows of log",
     "equal",
     "superseded",
+    "unseen",
     "placed by",
     "written by",
 )
@@ -90,7 +91,8 @@ def _failure(failure: AuditFailure) -> tuple[Cell | str, ...]:
 
 
 def _store(store: AuditedStore) -> tuple[Cell | str, ...]:
-    counts = map(number, (store.rows, store.rows_of_log, store.equal, store.superseded))
+    found = (store.rows, store.rows_of_log, store.equal, store.superseded, store.unseen)
+    counts = map(number, found)
     writers = Cell(listed(map(str, store.writers)))
     return (store.store, store.kind, *counts, store.placement_text(), writers)
 

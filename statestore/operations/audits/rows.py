@@ -1,7 +1,8 @@
 """Both sides of an audit: the rows of a store in a snapshot, and the rows that its log produces.
 
 Both sides have the same kind of rows: a key as it is in the log, the times at which the version
-begins and ends (0 and None in stores without history), and the value. Neither side has rows of
+begins and ends, and the value. In stores without history the beginning is 0, and in place of the
+end is the time of the row if the store keeps those, None otherwise. Neither side has rows of
 expired history or tombstones; a tombstone only ends the version before it.
 """
 
@@ -13,18 +14,23 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from statestore import serdes
 from statestore.errors import Misuse, TaskCorrupted
+from statestore.layout.snapshots import StoreOffsets
 from statestore.layout.works import NoProgress, Progress
 from statestore.model.batch import in_lots
 from statestore.model.ids import TopicPartition
 from statestore.model.records import SESSION_BYTES, WINDOW_BYTES
-from statestore.ports import AuditLogReader, Engine, LogRecords
-from statestore.stores import in_windows, keyvalue, offsets, serdes
-from statestore.stores.kinds import logged_keys
+from statestore.operations.audits.checks import AuditCheck, Fault
+from statestore.ports import AuditLogReader, Engine, LogRecords, Table
+from statestore.serdes import composed
+from statestore.stores import in_windows, keyvalue, offsets
+from statestore.stores.kinds.registry import kind_named
 from statestore.stores.specs import SessionSpec, WindowSpec
 from statestore.stores.versioned import layout as versioned_layout
 from statestore.stores.versioned.forgetting import WHOLE_ROW
 
+_TIME: Final = struct.Struct(">q")
 _SPANS: Final = {WindowSpec.kind: WINDOW_BYTES, SessionSpec.kind: SESSION_BYTES}
 
 
@@ -40,7 +46,9 @@ class Subject(msgspec.Struct, frozen=True):
     so its side has no rows. `home`: the folder of its files, for messages, if `path` is another.
     `writers`: the names of the serdes that wrote its values, by generation, if they were recorded.
     `retention_ms`: the shortest that its history was deployed with; None: that is not known.
-    `any_start`, `expires` and `interval_ms`: as in `derived_faults`.
+    `any_start`, `expires` and `interval_ms`: as in `derived_faults`. `timed`: its rows have the
+    times that its log has. `now_ms`: as in `AuditFacts`. `offsets`: those that the manifest of the
+    export has, as `StoreOffsets`.
     """
 
     store: str
@@ -67,6 +75,9 @@ class Subject(msgspec.Struct, frozen=True):
     any_start: bool = False
     expires: bool = False
     interval_ms: int | None = None
+    timed: bool = False
+    now_ms: int | None = None
+    offsets: StoreOffsets | None = None
 
     @property
     def log(self) -> TopicPartition:
@@ -113,7 +124,10 @@ class AuditRows(NamedTuple):
 
 
 class AuditRow(NamedTuple):
-    """The value and the end of the version of one key that begins at one time."""
+    """The value and the end of the version of one key that begins at one time.
+
+    `ends` is the time of the row instead, if a store without history keeps it.
+    """
 
     value: bytes
     ends: int | None
@@ -129,11 +143,13 @@ class ReplayedLog(NamedTuple):
     A row has a key and the time at which it begins. `known` has those with a record before that
     offset. `later` maps those with a record at or after it to their last value, which is None for
     a tombstone. It also has a version that ended with one of which only a later record is left.
+    `faults`: what the store says of the log as a whole, and the log does not.
     """
 
     rows: dict[AuditPlace, AuditRow]
     known: frozenset[AuditPlace]
     later: dict[AuditPlace, bytes | None]
+    faults: list[Fault] = []  # noqa: RUF012  # of a NamedTuple, and nobody adds to it
 
     def chunks(self) -> Iterator[AuditRows]:
         """Yield the rows in chunks."""
@@ -146,13 +162,16 @@ class AuditFacts(NamedTuple):
 
     They are its kind, None if they do not say it, and the bound of its history. `is_whole`: its log
     has a record for each version, which is always so without history. `interval_ms`: the length of
-    the segments of its history.
+    the segments of its history. `now_ms`: the stream time that goes with its history, or by which
+    its rows expire; None: it says none. `occupied`: it has rows of data.
     """
 
     kind: str | None
     bound_ms: int = versioned_layout.TIME_MIN
     is_whole: bool = True
     interval_ms: int | None = None
+    now_ms: int | None = None
+    occupied: bool = False
 
 
 def facts_of(engine: Engine, where: str, deployed_kind: str | None = None) -> AuditFacts:
@@ -162,39 +181,81 @@ def facts_of(engine: Engine, where: str, deployed_kind: str | None = None) -> Au
     """
     meta = engine.table(offsets.TABLE)
     known = offsets.read_format(meta, where)
+    occupied = next(iter(engine.table(keyvalue.TABLE).scan()), None) is not None
     if known is None:
-        if next(iter(meta.scan()), None) or next(iter(engine.table(keyvalue.TABLE).scan()), None):
+        if next(iter(meta.scan()), None) or occupied:
             raise TaskCorrupted(f"{where}: rows without a format row: not a whole store")
         return AuditFacts(None)
     kind = known.kind
     if known.version != offsets.FORMAT_VERSION:
         kind = f"{kind} of format {known.version}"
     if kind != versioned_layout.KIND or deployed_kind not in {None, kind}:
-        return AuditFacts(kind)
-    bound = versioned_layout.TIME_MIN
+        said = meta.get(b"n")
+        now_ms = None if said is None or len(said) != _TIME.size else _TIME.unpack(said)[0]
+        return AuditFacts(kind, now_ms=now_ms, occupied=occupied)
+    bound, now_ms = versioned_layout.TIME_MIN, None
     clock = engine.table(versioned_layout.HISTORY).get(versioned_layout.CLOCK_KEY)
     if clock is not None:
         try:
-            bound = max(bound, versioned_layout.read_clock(clock)[1])
+            now_ms, bound_said = versioned_layout.read_clock(clock)[:2]
+            bound = max(bound, bound_said)
         except struct.error as error:
             raise TaskCorrupted(f"{where}: the row of stream time is not readable") from error
     is_whole = all(meta.get(row) is not None for row in WHOLE_ROW) or clock is None
-    return AuditFacts(kind, bound, is_whole, known.segment_interval_ms)
+    return AuditFacts(kind, bound, is_whole, known.segment_interval_ms, now_ms, occupied)
 
 
-def stored_rows(engine: Engine, kind: str, bound_ms: int) -> Iterator[AuditRows]:
-    """Yield every row of a store's files, in chunks."""
+def as_manifest(engine: Engine, subject: Subject, where: str) -> bool:
+    """Return whether exported files are of the kind of the store; TaskCorrupted if other offsets.
+
+    The manifest says where the store stands, and its files say it too.
+    """
+    kind = facts_of(engine, where, subject.kind).kind
+    meta, said = engine.table(offsets.TABLE), subject.offsets
+    if said is not None:
+        read = StoreOffsets.of(
+            offsets.read_offsets(meta, where), offsets.read_position(meta, where).as_dict()
+        )
+        if read != said:
+            raise TaskCorrupted(f"{where}: its files say other offsets than the manifest")
+    return kind in {None, subject.kind}
+
+
+def stored_rows(
+    engine: Engine, kind: str, bound_ms: int, *, timed: bool = False
+) -> Iterator[AuditRows]:
+    """Yield every row of a store's files, in chunks; if `timed`, with the times of rows."""
+    stamps = _Stamps(engine.table(offsets.TABLE))
     pairs = engine.table(keyvalue.TABLE).scan()
     if kind == versioned_layout.KIND:
         yield from _chunks(_latest(pairs))
         yield from _chunks(_history(engine.table(versioned_layout.HISTORY).scan(), bound_ms))
         return
     for chunk in in_lots(pairs, lambda pair: len(pair[0]) + len(pair[1])):
-        keys = logged_keys(kind, [row for row, _ in chunk])
-        rows = AuditRows(keys, [0] * len(chunk), [None] * len(chunk), [value for _, value in chunk])
+        keys = kind_named(kind).logged_keys([row for row, _ in chunk])
+        times = [stamps.of(row) if timed else None for row, _ in chunk]
+        rows = AuditRows(keys, [0] * len(chunk), times, [value for _, value in chunk])
         if None in keys:
             rows = rows.taken([place for place, key in enumerate(keys) if key is not None])
         yield rows
+
+
+class _Stamps:
+    """The times of rows, for one who asks for rows in their order."""
+
+    def __init__(self, meta: Table) -> None:
+        self._left = iter(meta.scan(b"t", b"u"))
+        self._next = next(self._left, None)
+
+    def of(self, row: bytes) -> int | None:
+        """Return the time of a row; None if it has none."""
+        at = b"t" + row
+        while self._next is not None and self._next[0] < at:
+            self._next = next(self._left, None)
+        if self._next is None or self._next[0] != at:
+            return None
+        time: int = _TIME.unpack(self._next[1])[0]
+        return time
 
 
 def replay_log(
@@ -211,18 +272,28 @@ def replay_log(
     told.expect(-min(start, subject.log_end))
     cut = max(start, min(subject.offset_next, end))
     held: dict[AuditPlace, bytes | None] = {}
-    bound_ms = versioned_layout.TIME_MIN
+    row_times: dict[AuditPlace, int] = {}
+    said_ms = bound_ms = versioned_layout.TIME_MIN
     for records in _counted(audit_log.read(tp, start, cut), cut - start, told):
         held.update(_placed(records, subject))
-        bound_ms = max(bound_ms, _bound_in(records))
+        if subject.timed:
+            keys = zip(records.keys, _true_times(records), strict=True)
+            row_times.update(((key, 0), time) for key, time in keys)
+        clock = _clock_in(records)
+        said_ms, bound_ms = max(said_ms, clock[0]), max(bound_ms, clock[1])
     later: dict[AuditPlace, bytes | None] = {}
     last = audit_log.bounds(tp).end
     told.expect(max(0, last - max(start, subject.log_end)))
     for records in _counted(audit_log.read(tp, cut, last), last - cut, told):
         later.update(_placed(records, subject))
     if not subject.versioned:
-        rows = {at: AuditRow(value, None) for at, value in held.items() if value is not None}
+        rows = {
+            at: AuditRow(value, row_times.get(at))
+            for at, value in held.items()
+            if value is not None
+        }
         return ReplayedLog(rows, frozenset(held), later)
+    faults = _clock_faults(subject, held, later, said_ms, bound_ms)
     bound_ms = max(bound_ms, _bound_allowed(subject, held))
     begun: dict[bytes | None, list[int]] = {}
     for key, begins in sorted(held):
@@ -232,7 +303,40 @@ def replay_log(
         before = bisect_left(times, begins)
         if before:
             later.setdefault((key, times[before - 1]), None)
-    return ReplayedLog(dict(_versions(held, begun, bound_ms)), frozenset(held), later)
+    return ReplayedLog(dict(_versions(held, begun, bound_ms)), frozenset(held), later, faults)
+
+
+def _clock_faults(
+    subject: Subject,
+    held: Mapping[AuditPlace, bytes | None],
+    later: Mapping[AuditPlace, bytes | None],
+    said_ms: int,
+    bound_ms: int,
+) -> list[Fault]:
+    """Return the fault of a row `c` that is not as the log says.
+
+    The stream time of a history is that of its latest version. Compaction may have removed that
+    record only if there is one after the offset. `said_ms` and `bound_ms`: what the log itself
+    tells, at the least.
+    """
+    if subject.is_missing or subject.is_source or not subject.is_whole:
+        return []
+    least_ms = max((begins for _, begins in held), default=said_ms)
+    least_ms = max(least_ms, said_ms)
+    most_ms = max((begins for _, begins in later), default=least_ms)
+    now_ms = versioned_layout.TIME_MIN if subject.now_ms is None else subject.now_ms
+    fits = least_ms <= now_ms <= max(least_ms, most_ms) and subject.bound_ms >= bound_ms
+    return [] if fits else [Fault(AuditCheck.STREAM_TIME, versioned_layout.CLOCK_KEY)]
+
+
+def _true_times(records: LogRecords) -> list[int]:
+    """Return the times of plain changes: those before 2 are in a header (stores/logged.py)."""
+    if records.headers is None:
+        return records.times
+    said = (dict(headers).get("statestore-time") for headers in records.headers)
+    return [
+        time if one is None else int(one) for time, one in zip(records.times, said, strict=True)
+    ]
 
 
 def _placed(records: LogRecords, subject: Subject) -> Iterator[tuple[AuditPlace, bytes | None]]:
@@ -272,14 +376,21 @@ def _bound_allowed(subject: Subject, held: Mapping[AuditPlace, bytes | None]) ->
     return min(subject.bound_ms, now_ms - subject.retention_ms)
 
 
-def _bound_in(records: LogRecords) -> int:
-    """Return the bound of history that the log itself tells, before which versions are gone."""
+def _clock_in(records: LogRecords) -> tuple[int, int]:
+    """Return what the log itself tells: stream time, and the bound before which versions are gone.
+
+    Both are TIME_MIN if it does not tell.
+    """
     told = [
-        int.from_bytes(value[8:16], "big") - (1 << 63)
+        (
+            int.from_bytes(value[:8], "big") - (1 << 63),
+            int.from_bytes(value[8:16], "big") - (1 << 63),
+        )
         for value, headers in zip(records.values, records.headers or (), strict=False)
         if value is not None and ("statestore-log", b"forgotten") in headers
     ]
-    return max(told, default=versioned_layout.TIME_MIN)
+    never = versioned_layout.TIME_MIN
+    return max((now for now, _ in told), default=never), max((at for _, at in told), default=never)
 
 
 def _counted(stretches: Iterator[LogRecords], offsets: int, told: Progress) -> Iterator[LogRecords]:
@@ -296,9 +407,9 @@ def placing_keys(keys: list[bytes | None], kind: str, key_serde: str | None) -> 
     """Return the bytes that a producer would hash, for the keys that determine a partition."""
     span = _SPANS.get(kind)
     if span is not None:
-        place: Callable[[bytes], bytes] | None = partial(serdes.without_last, count=span)
+        place: Callable[[bytes], bytes] | None = partial(composed.without_last, count=span)
     else:
-        place = None if key_serde is None else serdes.placed_by(key_serde)
+        place = None if key_serde is None else composed.placed_by(key_serde)
     if place is not None:
         return [place(key) for key in keys if key is not None and key != in_windows.TIME_ROW]
     return [key for key in keys if key is not None]

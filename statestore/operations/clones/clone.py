@@ -18,7 +18,6 @@ again.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import islice
 
 import msgspec
 
@@ -36,9 +35,9 @@ from statestore.operations.clones.record import (
     renamed,
 )
 from statestore.operations.deployed import (
+    continuing,
     describe_deployment,
     publish_deployed,
-    with_least_retentions,
 )
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import LATEST, Exports
@@ -47,13 +46,9 @@ from statestore.operations.matching import OwnTopics, with_matches
 from statestore.operations.topics import ANY_TIME, dead_letter_topics, internal_topics
 from statestore.operations.works import works_in
 from statestore.ports import Bounds, Changelog, Engine, Outbox, Records, TopicSpec
-from statestore.stores import keyvalue, offsets
-from statestore.stores.kinds import logged_keys
-from statestore.stores.logged import Forgotten, of_the_log, sendable, versions
-from statestore.stores.row_times import read_times
-from statestore.stores.staged_table import Changes
-from statestore.stores.versioned import layout as versioned_layout
-from statestore.stores.versioned.forgetting import WHOLE_ROW
+from statestore.stores import offsets
+from statestore.stores.kinds.kind import StoreKind
+from statestore.stores.kinds.registry import kind_named
 from statestore.tasks.commit import CommitStamp
 from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of, logs
@@ -103,7 +98,7 @@ def clone_export(
 def drop_clone(environment: Environment) -> Sequence[str]:
     """Remove the clone with the `application.id` of the settings: topics, group and folder.
 
-    Returns the topics. Misuse if it is no clone, Locked while it runs.
+    Returns the topics. Misuse if it is not a clone, Locked while it runs.
     """
     settings = environment.settings
     settings.require("application.id", "state.dir", "bootstrap.servers")
@@ -183,9 +178,7 @@ class Clone:
             said = describe_deployment(
                 own, guarantee, self._counts(own), self._logs, writers=writers
             )
-            publish_deployed(
-                self._layout, with_least_retentions(said, self._manifest.deployed.stores)
-            )
+            publish_deployed(self._layout, continuing(said, self._manifest.deployed.stores))
             self._record(topics, finished=True)
             reach(CrashPoint.CLONE_FINISHED)
         return CloneReport(
@@ -365,12 +358,11 @@ class Clone:
         rows: dict[bytes, bytes | None] = {}
         if log.topic in topics:
             own = TopicPartition(topics[log.topic], log.partition)
-            kind, now_ms = at.store.kind, self._clock.now_ms()
+            kind, now_ms = kind_named(at.store.kind), self._clock.now_ms()
             end = seed(self._outbox, own, engine, kind, stream_time_ms, now_ms)
             reach(CrashPoint.CLONE_SEEDED)
             rows = offsets.offset_rows({log: None, own: end}, Position())
-            if kind == versioned_layout.KIND:
-                rows |= WHOLE_ROW
+            rows |= kind.seeded_rows
         gone = [tp for tp in at.store.position() if tp.topic in topics]
         rows |= offsets.position_gone(gone)
         engine.write({offsets.TABLE: rows})
@@ -397,36 +389,18 @@ class Clone:
             self._outbox.send_offsets(found, text)
 
 
-def logged(engine: Engine, kind: str, otherwise_ms: int, now_ms: int) -> Iterator[Changes]:
-    """The rows of a built-in store as its changelog has them, in batches.
-
-    `otherwise_ms`: the time of rows that have none of their own.
-    """
-    if kind == versioned_layout.KIND:
-        yield from _versions(engine, now_ms)
-        return
-    pairs = iter(engine.table(keyvalue.TABLE).scan())
-    while batch := list(islice(pairs, _AT_ONCE)):
-        rows = [row for row, _ in batch]
-        times = read_times(engine.table(offsets.TABLE), rows, otherwise_ms)
-        found = zip(logged_keys(kind, rows), batch, times, strict=True)
-        kept = [(key, value, time) for key, (_, value), time in found if key is not None]
-        stamps, headers = sendable([time for _, _, time in kept])
-        yield Changes([key for key, _, _ in kept], [v for _, v, _ in kept], stamps, headers)
-
-
 def seed(
     outbox: Outbox,
     log: TopicPartition,
     engine: Engine,
-    kind: str,
+    kind: StoreKind,
     stream_time_ms: int,
     now_ms: int,
 ) -> int | None:
     """Write the rows of a store into its new changelog; the offset after them, None if no row."""
     outbox.begin()
     topic, partition = log
-    for keys, values, times, headers in logged(engine, kind, stream_time_ms, now_ms):
+    for keys, values, times, headers in kind.logged_rows(engine, stream_time_ms, now_ms):
         outbox.send(Records(topic, keys, values, times, partition, headers), tracked=True)
     outbox.flush()
     return outbox.ends().get(log)
@@ -457,21 +431,3 @@ def copy(
         ) from error
     outbox.flush()
     return count
-
-
-def _versions(engine: Engine, now_ms: int) -> Iterator[Changes]:
-    """All versions, and the stream time and the bound of the history."""
-    history = engine.table(versioned_layout.HISTORY)
-    old = (
-        (versioned_layout.key_of(at), row)
-        for at, row in history.scan()
-        if not at.startswith(versioned_layout.NOT_VERSIONS)
-    )
-    for rows in (old, iter(engine.table(versioned_layout.LATEST).scan())):
-        while batch := list(islice(rows, _AT_ONCE)):
-            yield versions([key for key, _ in batch], [row for _, row in batch])
-    clock = history.get(versioned_layout.CLOCK_KEY)
-    if clock is not None:
-        now, bound, _ = versioned_layout.read_clock(clock)
-        forgotten = Forgotten(now, bound, versioned_layout.TIME_MIN)
-        yield of_the_log([], [], [], forgotten, now_ms)

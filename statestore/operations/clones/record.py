@@ -43,7 +43,7 @@ def record_file(layout: StateLayout) -> Path:
 
 
 def read_record(layout: StateLayout) -> CloneRecord | None:
-    """Read the record; None if the application is no clone."""
+    """Read the record; None if the application is not a clone."""
     path = record_file(layout)
     way_out = (
         "without it a run could write the original's topics: remove the clone's folder and topics, "

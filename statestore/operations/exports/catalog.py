@@ -35,6 +35,7 @@ from statestore.layout.works import NoProgress, Progress
 from statestore.operations.at_rest import tasks_text
 from statestore.operations.environment import Environment
 from statestore.operations.exports import manifest as manifests
+from statestore.operations.exports.damage import Damage, Suspect
 from statestore.operations.exports.leases import Leases, Upload
 from statestore.operations.exports.manifest import ExportedFile, ExportManifest, StoreOfTask
 from statestore.ports import Clock, Target
@@ -47,7 +48,7 @@ SMALL = 8 << 20
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """What a verification has read. It raises an error if anything is wrong."""
+    """What a verification has read, all of it as it was exported."""
 
     export_id: str
     stores: int
@@ -96,6 +97,7 @@ class Exports:
         self.application_id = application_id
         self._clock = clock
         self._leases = Leases(target, application_id, clock)
+        self._damage = Damage(target, application_id, clock, self._leases)
 
     @classmethod
     def of(cls, environment: Environment) -> "Exports":
@@ -123,29 +125,43 @@ class Exports:
         data = self.target.read(name)
         if data is None:
             raise Misuse(f"export {wanted} was pruned just now: name another")
-        return manifests.decode_manifest(data, f"{self.target.url}/{name}")
+        return manifests.decode_manifest(
+            data,
+            f"{self.target.url}/{name}",
+            application_id=self.application_id,
+            export_id=wanted,
+            now_ms=self._clock.now_ms(),
+        )
 
     def listed(self) -> Iterator[Listed]:
         """List all exports, oldest first, including those that are not whole."""
         there = self.target.names(f"{self.application_id}/files")
+        set_aside = self._damage.set_aside()
         for export_id in self.ids():
             try:
                 manifest = self.read(export_id)
             except (ExportDamaged, FormatTooNew) as error:
                 yield Listed(export_id, None, str(error))
                 continue
-            names = {self.content(sha256): size for sha256, size in manifest.files().items()}
-            lost = sum(there.get(name) != size for name, size in names.items())
-            are = "is" if lost == 1 else "are"
-            problem = f"{lost} of its files {are} not at the target" if lost else None
+            lost = {
+                sha256
+                for sha256, size in manifest.files().items()
+                if there.get(self.content(sha256)) != size
+            }
+            are = "is" if len(lost) == 1 else "are"
+            problem = f"{len(lost)} of its files {are} not at the target" if lost else None
+            if damaged := len(lost & set_aside):
+                problem = f"{problem} ({damaged} set aside as damaged)"
             yield Listed(export_id, manifest, problem)
 
     @contextmanager
     def uploading(self) -> Iterator[tuple[str, Upload]]:
         """Give a new id, which sorts after all others, and the right to add files for it."""
         now_ms = self._clock.now_ms()
-        if ids := self.ids():
-            now_ms = max(now_ms, manifests.made_after(ids[-1]))
+        times = [manifests.made_after(export_id) for export_id in self.ids()]
+        # One that is dated far ahead is refused, and must not date all that come after it.
+        latest_ms = now_ms + manifests.FUTURE_MS
+        now_ms = max([now_ms, *(at_ms for at_ms in times if at_ms <= latest_ms)])
         export_id = manifests.new_export_id(now_ms, secrets.token_hex(4))
         with self._leases.uploading(export_id) as upload:
             yield export_id, upload
@@ -157,7 +173,7 @@ class Exports:
 
     def content(self, sha256: str) -> str:
         """The name of a content at the target."""
-        return f"{self.application_id}/files/{sha256[:2]}/{sha256}"
+        return self._damage.content(sha256)
 
     def publish(self, manifest: ExportManifest, upload: Upload) -> None:
         """Make it an export, unless its files may have been removed meanwhile.
@@ -181,10 +197,13 @@ class Exports:
 
     def fetch(self, at: StoreOfTask, folder: Path, progress: Progress) -> None:
         """Fetch a store's files into the new `folder`; ExportDamaged names a file that is wrong."""
-        folder.mkdir(parents=True)
-        for file in at.store.files:
-            self._read_content(file, at, folder / file.name)
-            progress.done(file.size_bytes)
+        for one in self._fetch(at, folder, progress):
+            raise ExportDamaged(
+                f"{one} ({self.target.url}/{self.content(one.file.sha256)}) is missing, or not "
+                "what it was when it was exported: `statestore exports verify` of this export "
+                "sets it aside, so that the next `statestore export` uploads it again; "
+                "`statestore exports restore --full` goes by the changelogs alone"
+            )
 
     def verify(
         self,
@@ -192,27 +211,40 @@ class Exports:
         progress: Progress,
         opened: ReadOffsets | None = None,
     ) -> Verified:
-        """Read every content again; ExportDamaged names the first one that has changed.
+        """Read every content again. ExportDamaged names those that are wrong.
 
+        Those that have changed are then set aside, so that the next export uploads them again.
         `opened`: also fetch each store, one after another, open it, and compare its offsets with
         those in the manifest.
         """
-        sizes = manifest.files()
+        sizes, there = manifest.files(), self.contents()
         stores = list(manifest.stores())
+        found = {
+            file.sha256: Suspect(file, at)
+            for at in stores
+            for file in at.store.files
+            if there.get(file.sha256) != file.size_bytes
+        }
+        refusals = list[ExportDamaged]()
         if opened is None:
             progress.expect(sum(sizes.values()))
-            self._read_all(stores, progress)
+            suspects = self._read_all(stores, progress)
         else:
             progress.expect(sum(at.store.size_bytes for at in stores))
-            for at in stores:
-                self._open(at, progress, opened)
+            suspects = self._open_all(stores, progress, opened, refusals)
+        found |= {one.file.sha256: one for one in suspects}
+        if found:
+            name = self._manifest(manifest.export_id)
+            self._damage.settle(manifest, name, list(found.values()))
+        if refusals:
+            raise refusals[0]
         return Verified(manifest.export_id, len(stores), len(sizes), sum(sizes.values()))
 
     def prune(self, retention: Retention) -> Pruned:
         """Remove what need not be kept; Locked while an export is being uploaded."""
         if retention.keep < 1:
             raise Misuse(f"keep {retention.keep} exports: keep at least one")
-        with self._leases.pruning():
+        with self._leases.removing() as removal:
             reach(CrashPoint.EXPORT_PRUNE_LEASED)
             ids = self.ids()
             since_ms = self._clock.now_ms() - retention.keep_for_ms
@@ -237,6 +269,7 @@ class Exports:
                 reach(CrashPoint.EXPORT_MANIFEST_REMOVED)
             files, size_bytes = 0, 0
             if not damaged:
+                removal.check()
                 files, size_bytes = self._remove_unnamed(kept, named)
         return Pruned(kept[::-1], removed[::-1], files, size_bytes, damaged[::-1])
 
@@ -254,28 +287,58 @@ class Exports:
                         "was published"
                     )
 
-    def _read_all(self, stores: Sequence[StoreOfTask], progress: Progress) -> None:
-        seen: set[str] = set()
+    def _fetch(self, at: StoreOfTask, folder: Path, progress: Progress) -> Iterator[Suspect]:
+        """Fetch a store's files into the new `folder`, and yield those that are wrong."""
+        folder.mkdir(parents=True)
+        for file in at.store.files:
+            if not self._is_whole(file, folder / file.name):
+                yield Suspect(file, at)
+            progress.done(file.size_bytes)
+
+    def _read_all(self, stores: Sequence[StoreOfTask], progress: Progress) -> list[Suspect]:
+        seen, found = set[str](), list[Suspect]()
         for at in stores:
             for file in at.store.files:
                 if file.sha256 not in seen:
                     seen.add(file.sha256)
-                    self._read_content(file, at, None)
+                    if not self._is_whole(file, None):
+                        found.append(Suspect(file, at))
                     progress.done(file.size_bytes)
+        return found
 
-    def _open(self, at: StoreOfTask, progress: Progress, opened: ReadOffsets) -> None:
-        with FetchedStore(self, at, progress) as fetched:
+    def _open_all(
+        self,
+        stores: Sequence[StoreOfTask],
+        progress: Progress,
+        opened: ReadOffsets,
+        refusals: list[ExportDamaged],
+    ) -> list[Suspect]:
+        found = list[Suspect]()
+        for at in stores:
             try:
-                found = opened(fetched.store_dir(at.name))
+                found += self._open(at, progress, opened)
+            except ExportDamaged as error:
+                refusals.append(error)
+        return found
+
+    def _open(self, at: StoreOfTask, progress: Progress, opened: ReadOffsets) -> list[Suspect]:
+        with TemporaryDirectory(prefix=f"statestore-{at.task}-{at.name}-") as folder:
+            store_dir = Path(folder) / at.name
+            if suspects := list(self._fetch(at, store_dir, progress)):
+                return suspects
+            try:
+                found = opened(store_dir)
             except TaskCorrupted as error:
                 raise ExportDamaged(
-                    f"store {at.name!r} of task {at.task} does not open: {error}: use another"
+                    f"store {at.name!r} of task {at.task} does not open: {error}: use another "
+                    "export"
                 ) from error
             if found != at.store.offsets:
                 raise ExportDamaged(
                     f"store {at.name!r} of task {at.task} stands at {found}, its manifest says "
                     f"{at.store.offsets}: use another export"
                 )
+        return []
 
     def _remove_unnamed(self, kept: Collection[str], named: Collection[str]) -> tuple[int, int]:
         wanted = {self._manifest(export_id) for export_id in kept}
@@ -288,15 +351,10 @@ class Exports:
         reach(CrashPoint.EXPORT_FILES_REMOVED)
         return len(garbage), sum(garbage.values())
 
-    def _read_content(self, file: ExportedFile, at: StoreOfTask, into: Path | None) -> None:
+    def _is_whole(self, file: ExportedFile, into: Path | None) -> bool:
+        """Read a content, or copy it to the new file `into`; whether it is as it was exported."""
         found = self.target.fetch(self.content(file.sha256), into, bytes_max=file.size_bytes)
-        if found != file.sha256:
-            what = "is missing" if found is None else "is not what it was when it was exported"
-            raise ExportDamaged(
-                f"file {file.name} of store {at.name!r} of task {at.task} "
-                f"({self.target.url}/{self.content(file.sha256)}) {what}: use another export, or "
-                "`statestore exports restore --full` to go by the changelog alone"
-            )
+        return found == file.sha256
 
     def _manifest(self, export_id: str) -> str:
         return f"{self.application_id}/exports/{export_id}.json"

@@ -1,6 +1,7 @@
 """Leases at a target: exports may be uploaded, or files may be removed, but never both at once.
 
-An upload relies on files that it found at the target, so a prune must not remove them meanwhile.
+An upload relies on files that it found at the target, so nobody may remove them or set them aside
+meanwhile.
 Each writes its own lease first and then looks for the other's. If both begin at the same time, at
 least one of them sees the other and gives way. The lease of a process that died runs out.
 """
@@ -46,7 +47,7 @@ class Leases:
         name = f"{self._uploads}/{export_id}.json"
         self._write(name)
         try:
-            self._give_way(self._prunings, "exports are being pruned")
+            self._give_way(self._prunings, "exports are being pruned, or damaged files set aside")
             upload = Upload(self, name, f"{self._uploads}/{export_id}")
             with self._renewed(name):
                 yield upload
@@ -54,15 +55,17 @@ class Leases:
             self._give_back([name])
 
     @contextmanager
-    def pruning(self) -> Iterator[None]:
-        """Prevent uploads meanwhile; Locked while there is one."""
+    def removing(self) -> Iterator["Removal"]:
+        """Prevent uploads and other removals meanwhile; Locked while there is one."""
         name = f"{self._prunings}/{secrets.token_hex(4)}.json"
         self._write(name)
         try:
-            self._give_way(self._prunings, "another process prunes exports", but=name)
+            self._give_way(
+                self._prunings, "another process removes files or sets them aside", but=name
+            )
             self._give_way(self._uploads, "an export is being uploaded")
             with self._renewed(name):
-                yield
+                yield Removal(self, name)
         finally:
             self._give_back([name])
 
@@ -135,6 +138,22 @@ class Leases:
         except StateStoreError as error:
             # The first error is the one to report; the lease runs out by itself.
             _log.warning("lease %s: %s", names[0], error)
+
+
+class Removal:
+    """The right to remove files, or to set them aside, until it is given back."""
+
+    def __init__(self, leases: Leases, name: str) -> None:
+        self._leases = leases
+        self._name = name
+
+    def check(self) -> None:
+        """Unavailable once the lease has run out, because an export may rely on files since."""
+        if not self._leases.holds(self._name):
+            raise Unavailable(
+                f"{self._name}: this process stood still until its lease ran out, and an export "
+                "may have begun since: try again"
+            )
 
 
 class Upload:

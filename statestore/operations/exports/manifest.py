@@ -5,11 +5,15 @@
                               uploads/<export id>.json   the lease of an export in progress
                               uploads/<export id>/<n>    a file whose checksum is not known yet
                               prunings/<token>.json      the lease of a process that removes files
+                              damaged/<sha256>.<found>   a content that `exports verify` set aside,
+                              damaged/….json             and what is known of it
 
 Offsets have the same meaning as everywhere: those of changelogs and groups are NEXT to read, those
 of positions were LAST processed.
 """
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -38,6 +42,11 @@ from statestore.operations.deployed import Deployed
 from statestore.ports import Bounds, GroupOffset
 
 VERSION = 1
+FUTURE_MS = 86_400_000
+"""How far ahead of this machine's clock a time in a manifest may be."""
+FILE_BYTES_MAX = 1 << 40
+"""More than any file of a store has."""
+_SHA256_OF_NOTHING = hashlib.sha256(b"").hexdigest()
 
 
 class ExportedFile(msgspec.Struct, frozen=True):
@@ -165,9 +174,14 @@ def encode_manifest(manifest: ExportManifest) -> bytes:
     return msgspec.json.encode(manifest)
 
 
-def decode_manifest(data: bytes, where: str) -> ExportManifest:
-    """Decode a manifest; ExportDamaged, FormatTooNew if it is not for this version."""
-    return documents.decode(
+def decode_manifest(
+    data: bytes, where: str, *, application_id: str, export_id: str, now_ms: int
+) -> ExportManifest:
+    """Decode the manifest that has this name; ExportDamaged, FormatTooNew if it is not for us.
+
+    Its values are compared with its name, with each other and with the time.
+    """
+    manifest = documents.decode(
         data,
         ExportManifest,
         where,
@@ -175,3 +189,47 @@ def decode_manifest(data: bytes, where: str) -> ExportManifest:
         version=VERSION,
         error=ExportDamaged,
     )
+    named = (manifest.application_id, manifest.export_id)
+    problem = (
+        f"it is the manifest of export {named[1]} of {named[0]}"
+        if named != (application_id, export_id)
+        else _problem_of(manifest, now_ms)
+    )
+    if problem is not None:
+        raise ExportDamaged(f"{where} is not what an export wrote: {problem}; use another export")
+    return manifest
+
+
+def _problem_of(manifest: ExportManifest, now_ms: int) -> str | None:
+    """Say which value cannot be right, if any."""
+    times = {"made_ms": manifest.made_ms, "export_id": made_after(manifest.export_id) - 1}
+    times |= {f"taken_ms of task {task.stream_task}": task.taken_ms for task in manifest.tasks}
+    for name, at_ms in times.items():
+        if at_ms > now_ms + FUTURE_MS:
+            said = datetime.fromtimestamp(at_ms // 1000, UTC)
+            return (
+                f"{name} says {said:%Y-%m-%d %H:%M} UTC, which is in the future: set this "
+                "machine's clock if it is slow, else remove that file"
+            )
+    tasks = [task.stream_task for task in manifest.tasks]
+    if twice := _named_twice(tasks):
+        return f"task {twice} is there twice"
+    sizes: dict[str, int] = {}
+    for at in manifest.stores():
+        store = f"store {at.name!r} of task {at.task}"
+        if twice := _named_twice([file.name for file in at.store.files]):
+            return f"file {twice} of {store} is there twice"
+        for file in at.store.files:
+            empty = file.sha256 == _SHA256_OF_NOTHING
+            if file.size_bytes > FILE_BYTES_MAX or (file.size_bytes == 0) != empty:
+                return f"size_bytes of file {file.name} of {store} is {file.size_bytes}"
+            if sizes.setdefault(file.sha256, file.size_bytes) != file.size_bytes:
+                return (
+                    f"size_bytes of file {file.name} of {store} is {file.size_bytes}, and "
+                    f"{sizes[file.sha256]} elsewhere for the same content"
+                )
+    return None
+
+
+def _named_twice(names: list[str]) -> str | None:
+    return next((name for name, count in Counter(names).items() if count > 1), None)

@@ -38,10 +38,10 @@ from statestore.operations.changelogs import check_logs_unchanged, holds_records
 from statestore.operations.clones.record import as_deployed
 from statestore.operations.deployed import (
     Deployed,
+    continuing,
     describe_deployment,
     publish_deployed,
     read_deployed,
-    with_least_retentions,
 )
 from statestore.operations.environment import Environment
 from statestore.operations.kept_stores import Kept, KeptStores
@@ -317,7 +317,7 @@ class Relocation:
             changelog_ids,
             self._kept.writers,
         )
-        return with_least_retentions(said, read_deployed(self._layout).stores)
+        return continuing(said, read_deployed(self._layout).stores)
 
     @contextmanager
     def _locked(self, tasks: Iterable[TaskId]) -> Iterator[None]:

@@ -112,7 +112,7 @@ def check_places(
     made: RelocationPlan,
     counts: Mapping[TopicName, int] | None,
 ) -> None:
-    """TopologyMismatch names what is no folder where one is needed, before anything is renamed."""
+    """TopologyMismatch names what is not a folder and should be, before anything is renamed."""
     tasks = list(layout.tasks())
     if counts is not None:
         tasks = [task for found in topology.tasks(counts).values() for task in found]
@@ -127,8 +127,8 @@ def check_places(
     for path in dict.fromkeys(needed):
         if os.path.lexists(path) and not path.is_dir():
             raise TopologyMismatch(
-                f"{path} is no folder, where a folder of the application has to be: move it away, "
-                "then start again"
+                f"{path} is not a folder, where a folder of the application has to be: move it "
+                "away, then start again"
             )
 
 

@@ -20,8 +20,9 @@ from statestore.layout.documents import Count, StoreName, TaskName, Text, Word
 from statestore.model.ids import TaskId
 from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import Deployed
-from statestore.stores import serdes
-from statestore.stores.specs import ANY_START, WindowSpec
+from statestore.serdes import composed
+from statestore.stores.kinds.registry import kind_of
+from statestore.stores.specs import ANY_START
 from statestore.topology.graph import Topology
 
 EMPTY = "empty"
@@ -76,7 +77,7 @@ class Disk:
 class Choices:
     """What only a person can say: which copies are right, and which stores were renamed (old: new).
 
-    A choice about what an earlier attempt has already done is no error, so an attempt can be
+    A choice about what an earlier attempt has already done is not an error, so an attempt can be
     repeated.
     """
 
@@ -144,11 +145,11 @@ def placement(topology: Topology) -> Placement:
     where = {name: part.ordinal for part in topology.sub_topologies for name in part.stores}
     kept = {name: o for name, o in where.items() if topology.stores[name].persistent}
     in_memory = frozenset(where.keys() - kept.keys())
-    specs = topology.stores.items()
+    terms = {name: kind_of(spec).terms(spec) for name, spec in topology.stores.items()}
     windows = {
-        name: (spec.size_ms, _distance_ms(spec.advance_ms, spec.size_ms))
-        for name, spec in specs
-        if isinstance(spec, WindowSpec)
+        name: (told.window_ms, _distance_ms(told.advance_ms, told.window_ms))
+        for name, told in terms.items()
+        if told.window_ms is not None
     }
     apart = frozenset(topology.placed_apart())
     return Placement(topology.fingerprint(), kept, in_memory, windows, apart)
@@ -279,7 +280,7 @@ def _check_renames(
 def _check_windows(wanted: Placement, previous: Deployed) -> None:
     for name, now in wanted.windows.items():
         known = previous.stores.get(name)
-        windowed = None if known is None else serdes.of_windowed(known.key_serde)
+        windowed = None if known is None else composed.of_windowed(known.key_serde)
         if known is None or windowed is None or windowed.size_ms is None:
             continue
         before = windowed.size_ms, _distance_ms(known.advance_ms, windowed.size_ms)

@@ -19,7 +19,15 @@ from statestore.testing.drills.scratch import MODULE, ChildEnd, Scratch
 _LATER: Final = 4
 """The visit at which to die at a point of the commit, so that the run has committed before."""
 _MISSES: Final = 3
-_OF_GENERATED: Final = ("clone.", "export.", "import.", "relocate.", "snapshot.", "upgrade.")
+_OF_GENERATED: Final = (
+    "clone.",
+    "export.",
+    "import.",
+    "relocate.",
+    "snapshot.",
+    "upgrade.",
+    "verify.",
+)
 NO_LOCKS: Final = "--set=statestore.volume.locks=false"
 _PRUNES: Final = (
     CrashPoint.EXPORT_PRUNE_LEASED,
@@ -174,6 +182,26 @@ def _exported(scratch: Scratch, crash_at: str) -> Met:
     return met
 
 
+def _verified(scratch: Scratch, crash_at: str) -> Met:
+    """Damage a file of an export, and kill the verification that sets it aside."""
+    target = _target(scratch)
+    scratch.produce()
+    scratch.run()
+    export, verify = ("exports", "create"), ("exports", "verify")
+    scratch.run(*_reach(scratch), target, command=export)
+    folder = Path(target.partition("=")[2].partition("=")[2]) / scratch.application_id / "files"
+    _flip(max((path for path in folder.rglob("*") if path.is_file()), key=_size))
+    tried = _try(scratch, crash_at, *scratch.where(), target, command=verify)
+    if not tried.died:
+        return _missed(scratch, tried)
+    (folder.parent / "prunings").rename(folder.parent / "prunings-of-the-dead")
+    ends = [scratch.run(*_reach(scratch), target, command=one) for one in (verify, export, verify)]
+    wrong = [f"a call ends with {end.code}: {end.tail()}" for end in ends[1:] if end.code != 0]
+    if ends[0].code == 0:
+        wrong.append("the damage is not seen again")
+    return Met(True, tried.happened, ends[2], wrong + scratch.findings())
+
+
 def _imported(scratch: Scratch, crash_at: str) -> Met:
     """Remove the state, and kill the command that restores it from an export."""
     target = _target(scratch)
@@ -233,6 +261,7 @@ _RECIPES: Final[dict[str, Recipe]] = {
     "clone.": _cloned,
     "export.": _exported,
     "import.": _imported,
+    "verify.": _verified,
 }
 
 
@@ -246,6 +275,10 @@ def damage(scratch: Scratch) -> int:
     for path in files:
         _flip(path)
     return len(files)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
 
 
 def _flip(path: Path) -> None:

@@ -174,7 +174,7 @@ class Scratch:
     def __post_init__(self) -> None:
         if not self.application_id.startswith(PREFIX):
             raise Misuse(
-                f"{self.application_id!r} is no scratch application: drills touch no other"
+                f"{self.application_id!r} is not a scratch application: drills touch no other"
             )
         self.ledger = Ledger(self.application_id)
 

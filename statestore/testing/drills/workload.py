@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from statestore import serdes
 from statestore.model.records import Record
-from statestore.stores import serdes
 from statestore.stores.specs import persistent_key_value_store
 from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.graph import Topology

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from statestore import serdes
 from statestore.errors import InvalidTopology, SerdeMismatch
 from statestore.model.batch import Batch, Column
-from statestore.stores import serdes
 from statestore.topology.aggregates.grouping import Grouping, Windowing
 from statestore.topology.failures import decoded
 from statestore.topology.flows import Flow, TableFlow

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.modes import EmitStrategy, Span
 from statestore.model.records import Serde
-from statestore.stores import serdes
 from statestore.stores.specs import KeyValueSpec, SessionSpec, WindowSpec
 from statestore.topology.aggregates.streams import Spec, aggregated, counted
 from statestore.topology.aggregates.versioned import FoldStep, aggregate_in_time

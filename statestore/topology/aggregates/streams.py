@@ -10,8 +10,9 @@ Keeps I24.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import length_hint
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -19,16 +20,16 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from statestore.model.batch import Batch, Column
+from statestore import serdes
+from statestore.model.batch import Batch, Column, any_none
 from statestore.model.records import Serde
-from statestore.stores import serdes
 from statestore.stores.specs import InWindowsSpec, KeyValueSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.topology.failures import (
-    Stage,
     decoded,
+    each,
     encoded,
-    failed,
+    failed_at,
     mismatch,
     processing,
 )
@@ -266,6 +267,11 @@ class _Stamps:
             known = zip(rows, table.times_of(rows), strict=True)
             self._times = {row: time for row, time in known if time is not None}
 
+    @property
+    def in_order(self) -> bool:
+        """Whether the time of each record is the latest of its row."""
+        return self._times is None
+
     def next(self, row: bytes, time: int, *, is_new: bool = False) -> int:
         """Return the time of a row after a record of this time; `is_new`: it had no row before."""
         times = self._times
@@ -283,10 +289,9 @@ def _last_of(
     old: Mapping[bytes, bytes | None],
 ) -> Updates:
     """Return one update per row, at the place of its last record."""
-    placed = sorted(zip(last.values(), last, strict=True))
-    rows = [row for _, row in placed]
+    rows = sorted(last, key=last.__getitem__)
     return Updates(
-        [place for place, _ in placed],
+        list(map(last.__getitem__, rows)),
         list(map(times.__getitem__, rows)),
         rows,
         list(map(after.__getitem__, rows)),
@@ -377,11 +382,7 @@ class _Fold:
     every_update: bool
 
     def run(
-        self,
-        table: StagedTable,
-        key: Keying,
-        batch: Batch,
-        found: list[tuple[int, bytes, Any]],
+        self, table: StagedTable, key: Keying, batch: Batch, found: "_Found"
     ) -> tuple[dict[bytes, bytes | None], dict[bytes, int], Updates]:
         """Return the new rows, their times and the updates; NodeFailed names a failing record.
 
@@ -389,50 +390,66 @@ class _Fold:
         in its own batch. So a function may change what it is given, and no result depends on where
         batches end.
         """
-        step, initial, every_update = self.step, self.initial, self.every_update
-        unchanged = serdes.unchanged(self.spec.value_serde)
-        unique = sorted({row for _, row, _ in found})
+        unique = sorted(set(found.rows))
         stored = dict(zip(unique, table.get_many(unique), strict=True))
-        decode = self.spec.value_serde.deserialize
-        state = {row: None if old is None else decode(old) for row, old in stored.items()}
-        names = self._names(key, batch, unique)
+        decode, names = self.spec.value_serde.deserialize, self._names(key, batch, unique)
+        folded = {
+            row: _Folded(row, names[row], None if old is None else decode(old))
+            for row, old in stored.items()
+        }
         stamps = _Stamps(table, unique, batch.timestamps)
-        times: dict[bytes, int] = {}
-        last: dict[bytes, int] = {}
-        every = Updates([], [], [], [], [])
-        running = dict(stored) if every_update else {}
-        for i, row, value in found:
-            old = state[row]
-            if row in last and type(old) not in unchanged:
-                old = self._reread(batch, last[row], old, running.get(row))
-            try:
-                if old is None and initial is None:
+        if self.every_update or not stamps.in_order:
+            noted = _Noted(self, stamps, batch, stored)
+            self._step_all(batch, found, folded, noted)
+            if self.every_update:
+                return noted.running, noted.times, noted.updates
+            times = noted.times
+        else:
+            self._step_all(batch, found, folded, None)
+            times = dict(zip(found.rows, found.times_of(batch), strict=True))
+        last = dict(zip(found.rows, found.places, strict=True))
+        after = dict(
+            zip(folded, self._encoded([one.value for one in folded.values()]), strict=True)
+        )
+        return after, times, _last_of(last, times, after, stored)
+
+    def _step_all(
+        self,
+        batch: Batch,
+        found: "_Found",
+        folded: "dict[bytes, _Folded]",
+        noted: "_Noted | None",
+    ) -> None:
+        """Call the function for each record, in order; `noted` takes in what each has made."""
+        step, initial = self.step, self.initial
+        unchanged = serdes.unchanged(self.spec.value_serde)
+
+        def fold(ahead: Iterator[Any]) -> None:
+            for value, one in zip(ahead, map(folded.__getitem__, found.rows), strict=True):
+                old = one.value
+                if one.made_at is not None:
+                    data = None if noted is None else noted.running[one.row]
+                    old = self._reread(batch, one.made_at, old, data)
+                if old is not None:
+                    new = step(one.name, value, old)
+                elif initial is None:
                     new = value
                 else:
-                    start = initial() if old is None and initial is not None else old
-                    new = step(names[row], value, start)
-                times[row] = stamps.next(row, batch.timestamps[i], is_new=old is None)
-                if every_update:
-                    data = self._encode(new)
-                    every.add(i, times[row], row, data, running[row])
-                    running[row] = data
-            except Exception as error:
-                culprit = [(i, error)]
-                raise failed(Stage.PROCESSING, self.node, batch, error, found=culprit) from error
-            state[row] = new
-            last[row] = i
-        after = running or {row: self._encode(new) for row, new in state.items()}
-        told = every if every_update else _last_of(last, times, after, stored)
-        return after, times, told
+                    new = step(one.name, value, initial())
+                if noted is not None:
+                    noted.add(found.place_before(ahead), one.row, new, is_new=old is None)
+                one.value = new
+                one.made_at = None if type(new) in unchanged else found.place_before(ahead)
+
+        each(self.node, batch, found.values, fold, place_of=found.places.__getitem__)
 
     def _reread(self, batch: Batch, place: int, value: Any, data: bytes | None) -> Any:
         """Return the value that the record at `place` made, as the store would give it back."""
         try:
-            written = self._encode(value) if data is None else data
+            written = self.encode(value) if data is None else data
             return None if written is None else self.spec.value_serde.deserialize(written)
         except Exception as error:
-            culprit = [(place, error)]
-            raise failed(Stage.PROCESSING, self.node, batch, error, found=culprit) from error
+            raise failed_at(self.node, batch, place, error) from error
 
     def _names(self, key: Keying, batch: Batch, unique: list[bytes]) -> dict[bytes, Any]:
         try:
@@ -441,12 +458,77 @@ class _Fold:
             key.check(batch)
             raise
 
-    def _encode(self, value: Any) -> bytes | None:
+    def encode(self, value: Any) -> bytes | None:
+        """Return the stored form of an aggregate; SerdeMismatch if it does not fit."""
         serde = self.spec.value_serde
         try:
             return None if value is None else serde.serialize(value)
         except Exception as error:
             raise mismatch("value", value, serde, error) from error
+
+    def _encoded(self, values: list[Any]) -> list[bytes | None]:
+        serialize = self.spec.value_serde.serialize
+        try:
+            return [None if value is None else serialize(value) for value in values]
+        except Exception:  # noqa: BLE001  # one by one, it is told which value does not fit
+            return list(map(self.encode, values))
+
+
+class _Folded:
+    """A row while the records of a batch are folded into it.
+
+    `made_at`: the place of the record that made its value, if it may be changed, or the serde may
+    give back another one; None for a value as it was read, and for any other.
+    """
+
+    __slots__ = ("made_at", "name", "row", "value")
+
+    def __init__(self, row: bytes, name: Any, value: Any) -> None:
+        self.row = row
+        self.name = name
+        self.value = value
+        self.made_at: int | None = None
+
+
+class _Found(NamedTuple):
+    """The records of a batch that count in a row: their rows, values and places."""
+
+    rows: list[bytes]
+    values: list[Any]
+    places: Sequence[int]
+
+    def place_before(self, ahead: "Iterator[Any]") -> int:
+        """Return the place of the record whose value the iterator gave last."""
+        return self.places[len(self.values) - length_hint(ahead) - 1]
+
+    def times_of(self, batch: Batch) -> list[int]:
+        """Return the times of these records."""
+        times = batch.timestamps
+        return times if len(self.rows) == len(times) else [times[i] for i in self.places]
+
+
+class _Noted:
+    """What is noted of each record that is folded: the time of its row and, if told, its update."""
+
+    def __init__(
+        self, fold: _Fold, stamps: _Stamps, batch: Batch, stored: dict[bytes, bytes | None]
+    ) -> None:
+        self.times: dict[bytes, int] = {}
+        self.updates = Updates([], [], [], [], [])
+        self.running: dict[bytes, bytes | None] = (
+            dict(stored) if fold.every_update else dict.fromkeys(stored)
+        )
+        self._fold = fold
+        self._stamps = stamps
+        self._came = batch.timestamps
+
+    def add(self, place: int, row: bytes, new: Any, *, is_new: bool) -> None:
+        """Note what the record at `place` made of a row; `is_new`: there was none."""
+        time = self.times[row] = self._stamps.next(row, self._came[place], is_new=is_new)
+        if self._fold.every_update:
+            data = self._fold.encode(new)
+            self.updates.add(place, time, row, data, self.running[row])
+            self.running[row] = data
 
 
 def _with_values(
@@ -457,24 +539,29 @@ def _with_values(
     rows: list[bytes | None],
     *,
     drops_nulls: bool,
-) -> list[tuple[int, bytes, Any]]:
-    """Return (index, row, value) of the records that have a row; the others are dropped.
+) -> _Found:
+    """Return the records that have a row; the others are dropped.
 
     With `drops_nulls`, records without a value are dropped, too.
     """
-    found = [
-        (i, row, value)
-        for i, (row, value) in enumerate(zip(rows, decoded(node, batch, "value"), strict=True))
+    values = decoded(node, batch, "value")
+    if not any_none(rows) and not (drops_nulls and any_none(values)):
+        return _Found(cast("list[bytes]", rows), values, range(len(rows)))
+    places = [
+        i
+        for i, (row, value) in enumerate(zip(rows, values, strict=True))
         if row is not None and (value is not None or not drops_nulls)
     ]
-    if len(found) < len(rows):
-        kept, keyless = {i for i, _, _ in found}, set(key.nulls(batch))
+    if len(places) < len(rows):
+        kept, keyless = set(places), set(key.nulls(batch))
         # A record that has a key but no row was dropped, and counted, by the Keying.
         nulls = [
             i for i, row in enumerate(rows) if i not in kept and (row is not None or i in keyless)
         ]
         _drop(context, node, batch, nulls, "null_key_or_value" if drops_nulls else "null_key")
-    return found
+    return _Found(
+        [row for i in places if (row := rows[i]) is not None], [values[i] for i in places], places
+    )
 
 
 def _drop(context: NodeContext, node: str, batch: Batch, indices: list[int], reason: str) -> None:

@@ -9,19 +9,19 @@ function gives a null key or value are in no group, and a group whose aggregate 
 Keeps I24.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from statestore import serdes
 from statestore.model.batch import Batch, Column
 from statestore.model.records import Functions, Serde
-from statestore.stores import serdes
 from statestore.topology.aggregates.streams import aggregated
 from statestore.topology.aggregates.versioned import FoldStep, aggregate_in_time
-from statestore.topology.failures import Stage, decoded, encoded, failed
+from statestore.topology.failures import decoded, each, encoded
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized, wished
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
@@ -85,17 +85,17 @@ def regrouped(
         keys, values = decoded(node, batch, "key"), column.objects
         places: list[int] = []
         made: list[tuple[Any, Any]] = []
-        for i, (key, value) in enumerate(zip(keys, values, strict=True)):
-            if value is None:
-                continue
-            try:
+
+        def select(ahead: Iterator[Any]) -> None:
+            for i, (value, key) in enumerate(zip(ahead, keys, strict=True)):
+                if value is None:
+                    continue
                 new_key, new_value = function(key, value)
-            except Exception as error:
-                found = [(i, error)]
-                raise failed(Stage.PROCESSING, node, batch, error, found=found) from error
-            if new_key is not None and new_value is not None:
-                places.append(i)
-                made.append((new_key, new_value))
+                if new_key is not None and new_value is not None:
+                    places.append(i)
+                    made.append((new_key, new_value))
+
+        each(node, batch, values, select)
         rows = batch.take(places).with_columns(
             keys=Column(objects=[key for key, _ in made]),
             values=Column(objects=[value for _, value in made]),

@@ -8,7 +8,7 @@ the history does not depend on where batches end.
 Keeps I24 and I25.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned import layout
 from statestore.stores.versioned.table import VersionedTable
 from statestore.topology.aggregates.streams import Updates, updated
-from statestore.topology.failures import Stage, decoded, failed, keyed, mismatch
+from statestore.topology.failures import decoded, each, keyed, mismatch
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.joins.grace import Gate, Waiter
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
@@ -111,23 +111,22 @@ class _Fold:
         unique = list(dict.fromkeys(keys))
         begins = {key: began for key, (began, _) in zip(unique, rows, strict=True)}
         held = {key: value for key, (_, value) in zip(unique, rows, strict=True)}
-        now_ms, late = table.time.now, list[int]()
-        updates = Updates([], [], [], [], [])
-        for i, (key, value) in enumerate(zip(keys, values, strict=True)):
-            if value is None:
-                continue
-            time = max(batch.timestamps[i], begins[key])
-            now_ms = max(now_ms, time)
-            if time < table.time.bound_at(now_ms):
-                late.append(i)
-                continue
-            try:
+        late, updates = list[int](), Updates([], [], [], [], [])
+
+        def fold(ahead: Iterator[Any], now_ms: int) -> None:
+            for i, (value, key) in enumerate(zip(ahead, keys, strict=True)):
+                if value is None:
+                    continue
+                time = max(batch.timestamps[i], begins[key])
+                now_ms = max(now_ms, time)
+                if time < table.time.bound_at(now_ms):
+                    late.append(i)
+                    continue
                 data = self._next(names[i], value, held[key])
-            except Exception as error:
-                culprit = [(i, error)]
-                raise failed(Stage.PROCESSING, self.node, batch, error, found=culprit) from error
-            updates.add(i, time, key, data, held[key])
-            begins[key], held[key] = time, data
+                updates.add(i, time, key, data, held[key])
+                begins[key], held[key] = time, data
+
+        each(self.node, batch, values, lambda ahead: fold(ahead, table.time.now))
         return updates, late
 
     def _next(self, key: Any, value: Any, held: bytes | None) -> bytes | None:

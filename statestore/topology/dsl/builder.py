@@ -6,10 +6,10 @@ from typing import Any, Generic, overload
 
 from typing_extensions import TypeVar
 
+from statestore import serdes
 from statestore.errors import InvalidTopology
 from statestore.model.modes import AutoOffsetReset
 from statestore.model.records import K, Record, Serde, V
-from statestore.stores import serdes
 from statestore.topology import missing_methods
 from statestore.topology.callbacks import check_extractor
 from statestore.topology.collector import Collector

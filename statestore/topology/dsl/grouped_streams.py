@@ -194,7 +194,7 @@ class KGroupedStream(_Grouped[K_co, K_co, V_co]):
 
 
 def grouping_of(verb: str, grouped: KGroupedStream[Any, Any]) -> Grouping:
-    """Return the records of an operator's argument; Misuse if it is no grouped stream."""
+    """Return the records of an operator's argument; Misuse if it is not a grouped stream."""
     given: object = grouped
     if not isinstance(given, KGroupedStream):
         raise Misuse(

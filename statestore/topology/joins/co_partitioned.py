@@ -6,22 +6,24 @@ key is joined with None in a left join, and joins nothing in an inner join; a nu
 delete.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from operator import length_hint
-from typing import Any
+from typing import Any, cast
 
+from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse, SerdeMismatch
-from statestore.model.batch import Batch, Column
+from statestore.model.batch import Batch, Column, any_none
 from statestore.model.records import Serde
-from statestore.stores import serdes
+from statestore.serdes import composed
+from statestore.stores.kinds.registry import keeps_history
 from statestore.stores.migration import outside
-from statestore.stores.specs import KeyValueSpec, VersionedSpec
-from statestore.topology.failures import Stage, decoded, encoded, failed, processing
+from statestore.stores.specs import KeyValueSpec
+from statestore.topology.failures import decoded, each, encoded, processing
 from statestore.topology.flows import Flow, Look, Stamp, TableFlow
 from statestore.topology.joins import grace
 from statestore.topology.joins.joiners import Joiner
+from statestore.topology.joins.own_rows import may_change, rows_of
 from statestore.topology.joins.streams import LEFT, RIGHT, Side, StreamJoin
 from statestore.topology.joins.windows import JoinWindows
 from statestore.topology.materialized import Materialized
@@ -30,8 +32,6 @@ from statestore.topology.operators import passed
 from statestore.topology.tables.from_streams import LookAsOf
 from statestore.topology.tables.versioned_views import keep_in_time
 from statestore.topology.tables.views import merged, updates
-
-_FIXED = frozenset({type(None), str, bytes, int, float, bool})
 
 
 class JoinKind(Enum):
@@ -126,7 +126,7 @@ def stream_with_stream(
         shared = f"{name}-shared-join"
 
     def kept(base: str, flow: Flow) -> KeyValueSpec[Any, Any]:
-        rows = serdes.key_at_time(left.key_serde)
+        rows = composed.key_at_time(left.key_serde)
         return KeyValueSpec(f"{base}-store", rows, flow.value_serde, terms=windows.terms)
 
     before, after = windows.before_ms, windows.after_ms
@@ -205,7 +205,7 @@ def table_with_table(
     """
     other.check_keys(kind.value, name, this.key_serde, "the first table")
     kept = this.keep(materialized, this.builder.value_serde)
-    if isinstance(kept, VersionedSpec):
+    if keeps_history(kept):
         return keep_in_time(_tables_joined(this, other, joiner, kind, name=name), kept, name)
     return _tables_joined(this, other, joiner, kind, name=name, kept=kept)
 
@@ -330,7 +330,7 @@ def _with_grace(
     """
     builder = flow.builder
     terms = (f"grace {grace_ms}",)
-    rows = serdes.waiting(flow.value_serde)
+    rows = composed.waiting(flow.value_serde)
     store = KeyValueSpec(f"{name}-buffer", serdes.BYTES, rows, terms=terms)
     builder.keep(store)
     if not explicit:
@@ -401,28 +401,33 @@ def _joining(
             ours = decoded(node, batch, "value")
             names = decoded(node, batch, "key") if joiner.takes_key else None
             theirs = theirs_of(keys, batch.timestamps)
-            places = [
-                i
-                for i, (mine, other) in enumerate(zip(ours, theirs, strict=True))
-                if mine is not None and (left or other is not None)
-            ]
-            chosen = batch if len(places) == len(batch) else batch.take(places)
-            nulls = [
-                i for i, key in enumerate(keys) if ours[i] is None or (key is None and not left)
-            ]
-            if nulls:
-                context.drop(node, batch, nulls, "null_key_or_value")
-            if len(places) + len(nulls) < len(batch):
-                context.count_unmatched(node, len(batch) - len(places) - len(nulls))
-            ahead = iter(places)
-            try:
+            chosen, places = batch, cast("Sequence[int]", range(len(batch)))
+            if any_none(ours) or any_none(theirs):
+                places = [
+                    i
+                    for i, (mine, other) in enumerate(zip(ours, theirs, strict=True))
+                    if mine is not None and (left or other is not None)
+                ]
+                nulls = [
+                    i for i, key in enumerate(keys) if ours[i] is None or (key is None and not left)
+                ]
+                if nulls:
+                    context.drop(node, batch, nulls, "null_key_or_value")
+                if len(places) + len(nulls) < len(batch):
+                    context.count_unmatched(node, len(batch) - len(places) - len(nulls))
+                if len(places) < len(batch):
+                    chosen = batch.take(places)
+                    ours, theirs = [ours[i] for i in places], [theirs[i] for i in places]
+                    names = names and [names[i] for i in places]
+
+            def join(ahead: Iterator[Any]) -> list[Any]:
                 if names is None:
-                    made = [function(ours[i], theirs[i]) for i in ahead]
-                else:
-                    made = [function(names[i], ours[i], theirs[i]) for i in ahead]
-            except Exception as error:
-                culprit = [(places[len(places) - length_hint(ahead) - 1], error)]
-                raise failed(Stage.PROCESSING, node, batch, error, found=culprit) from error
+                    pairs = zip(ahead, theirs, strict=True)
+                    return [function(mine, other) for mine, other in pairs]
+                rows = zip(ahead, names, theirs, strict=True)
+                return [function(name, mine, other) for mine, name, other in rows]
+
+            made = each(node, batch, ours, join, place_of=places.__getitem__)
             return chosen.with_columns(values=Column(objects=made))
 
         return joined
@@ -439,36 +444,6 @@ def _as_it_is(table: TableFlow, context: NodeContext) -> LookAsOf:
     look = table.look(context)
 
     return lambda keys, _times: rows_of(look, keys)
-
-
-def rows_of(look: Look, keys: Sequence[bytes | None]) -> list[Any]:
-    """Return the row of each key, looked up once.
-
-    A joiner may change a row, and no other record sees that: a row of a type that can be changed is
-    looked up again for each further record that it meets.
-    """
-    wanted = sorted({key for key in keys if key is not None})
-    rows: dict[bytes | None, Any] = dict(zip(wanted, look(wanted), strict=True))
-    found = list(map(rows.get, keys))
-    if len(wanted) == len(keys) or not _may_change(rows.values()):
-        return found
-    seen: set[bytes] = set()
-    repeats = []
-    for i, key in enumerate(keys):
-        if key is None or type(found[i]) in _FIXED:
-            continue
-        if key in seen:
-            repeats.append((key, i))
-        seen.add(key)
-    repeats.sort()
-    for (_, i), row in zip(repeats, look([key for key, _ in repeats]), strict=True):
-        found[i] = row
-    return found
-
-
-def _may_change(rows: Iterable[Any]) -> bool:
-    """Return whether any of the rows is of a type that a function could change in place."""
-    return not _FIXED.issuperset(map(type, rows))
 
 
 @dataclass(frozen=True)
@@ -530,7 +505,7 @@ class _Half:
         after = [made(i, new[i], theirs[i]) for i in places]
         replaced = None
         if self.old_values.enabled:
-            again = rows_of(look, keys) if _may_change(theirs) else theirs
+            again = rows_of(look, keys) if may_change(theirs) else theirs
             replaced = [made(i, old[i], again[i]) for i in places]
         told = updates(batch, places, after, replaced)
         times = _later(stamp, [keys[i] for i in places], told.timestamps, met)

@@ -7,19 +7,20 @@ without a foreign key asks nobody. See subscriptions.py.
 Keeps I24.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import length_hint
 from typing import Any, Final, NamedTuple
 
+from statestore import serdes
 from statestore.model.batch import Batch, Column
 from statestore.model.records import Serde
-from statestore.stores import serdes
+from statestore.serdes import composed
+from statestore.stores.kinds.registry import keeps_history
 from statestore.stores.migration import outside
 from statestore.stores.specs import KeyValueSpec, VersionedSpec
 from statestore.topology.callbacks import takes_key
 from statestore.topology.collector import Collector
-from statestore.topology.failures import Stage, decoded, encoded, failed, processing
+from statestore.topology.failures import decoded, each, encoded, processing
 from statestore.topology.flows import Stamp, TableFlow
 from statestore.topology.joins.joiners import Joiner
 from statestore.topology.joins.subscriptions import (
@@ -91,12 +92,12 @@ def join_by_foreign_key(
     registration = names.of("subscription-registration", "KTABLE-FK-JOIN-SUBSCRIPTION-REGISTRATION")
     subscriptions: KeyValueSpec[Any, Any] = KeyValueSpec(
         names.of_store("subscription-store", "KTABLE-FK-JOIN-SUBSCRIPTION"),
-        serdes.subscription(right.key_serde, left.key_serde),
+        composed.subscription(right.key_serde, left.key_serde),
         serdes.BYTES,
     )
     builder.keep(subscriptions)
     asked = left.keep(wanted, builder.value_serde)
-    kept = asked if isinstance(asked, KeyValueSpec) else _own_store(names, left, asked)
+    kept = _own_store(names, left, asked) if asked is None or keeps_history(asked) else asked
     join = ForeignKeyJoin(
         left,
         right,
@@ -137,7 +138,7 @@ def join_by_foreign_key(
         (kept.name,),
     )
     made = TableFlow.stored(builder, node, kept, old_values)
-    return keep_in_time(made, asked, name) if isinstance(asked, VersionedSpec) else made
+    return keep_in_time(made, asked, name) if keeps_history(asked) else made
 
 
 def _own_store(
@@ -244,21 +245,21 @@ def _changes_of(node: str, join: ForeignKeyJoin, batch: Batch) -> dict[bytes, _C
 
 
 def _foreign_keys(
-    node: str, join: ForeignKeyJoin, batch: Batch, values: Column, places: Iterable[int]
+    node: str, join: ForeignKeyJoin, batch: Batch, values: Column, places: Sequence[int]
 ) -> dict[int, bytes | None]:
     """Return the foreign keys of the values at these places, by place, where there are any."""
     keys, objects = decoded(node, batch, "key"), values.objects
     found: dict[int, Any] = {}
-    for place in places:
-        if objects[place] is None:
-            continue
-        try:
+
+    def select(ahead: Iterator[int]) -> None:
+        for place in ahead:
+            if objects[place] is None:
+                continue
             foreign = join.foreign_key(keys[place], objects[place])
-        except Exception as error:
-            culprit = [(place, error)]
-            raise failed(Stage.PROCESSING, node, batch, error, found=culprit) from error
-        if foreign is not None:
-            found[place] = foreign
+            if foreign is not None:
+                found[place] = foreign
+
+    each(node, batch, places, select, place_of=places.__getitem__)
     rows = batch.take(list(found)).with_columns(keys=Column(objects=list(found.values())))
     return dict(
         zip(found, encoded(node, rows, "key", join.right.key_serde, taker=_TAKER), strict=True)
@@ -398,15 +399,13 @@ def _results(
     next_right: Callable[[], Any],
 ) -> Column:
     """Return the results of the records of a batch; NodeFailed names the one that fails."""
-    ahead = iter(lefts)
-    try:
-        keys = decoded(node, batch, "key") if join.joiner.takes_key else [None] * len(lefts)
-        # The list's iterator comes first, so that it tells for which record a function raised.
+    keys = decoded(node, batch, "key") if join.joiner.takes_key else [None] * len(lefts)
+
+    def join_all(ahead: Iterator[Any]) -> list[Any]:
         pairs = zip(ahead, keys, strict=True)
-        return Column(objects=[join.joined(key, left, next_right()) for left, key in pairs])
-    except Exception as error:
-        culprit = [(len(lefts) - length_hint(ahead) - 1, error)]
-        raise failed(Stage.PROCESSING, node, batch, error, found=culprit) from error
+        return [join.joined(key, left, next_right()) for left, key in pairs]
+
+    return Column(objects=each(node, batch, lefts, join_all))
 
 
 def _keeping(node: str, kept: KeyValueSpec[Any, Any], old_values: SendOldValues) -> Build:

@@ -4,23 +4,24 @@ A global table belongs to no sub-topology. The run keeps its rows in a store of 
 (operations/global_tables.py), which stream tasks only read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import length_hint
 from typing import Any, Generic
 
+from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse, SerdeMismatch, StateStoreError
 from statestore.model.batch import Batch, Column
 from statestore.model.records import K, Serde, V_co
-from statestore.stores import serdes
 from statestore.stores.specs import GlobalSpec, KeyValueSpec
 from statestore.topology import missing_methods
 from statestore.topology.callbacks import check_arity
 from statestore.topology.collector import Collector
-from statestore.topology.failures import Stage, decoded, encoded, failed, processing
+from statestore.topology.failures import decoded, each, encoded, processing
 from statestore.topology.flows import Flow, Look
-from statestore.topology.joins.co_partitioned import JoinKind, rows_of
+from statestore.topology.joins.co_partitioned import JoinKind
 from statestore.topology.joins.joiners import Joiner
+from statestore.topology.joins.own_rows import rows_of
 from statestore.topology.materialized import Materialized, wished
 from statestore.topology.nodes import (
     Build,
@@ -98,7 +99,7 @@ def joined_with(
 ) -> Callable[[Flow, str | None], Flow]:
     """Return what joins a stream with a global table: it keeps its keys and partitions.
 
-    Misuse if `key` is no selector, or if any of the `others` is given: what other joins take.
+    Misuse if `key` is not a selector, or if any of the `others` is given: what other joins take.
     """
     verb = kind.value
     if any(others) or kind.left_may_lack:
@@ -167,15 +168,13 @@ def _joined(
                 context.drop(node, batch, nulls, "null_key_or_value")
             if len(places) + len(nulls) < len(batch):
                 context.count_unmatched(node, len(batch) - len(places) - len(nulls))
-            ahead = iter(places)
-            try:
+
+            def meet(ahead: Iterator[int]) -> list[Any]:
                 if joiner.takes_key:
-                    made = [function(own[i], ours[i], found[i][1]) for i in ahead]
-                else:
-                    made = [function(ours[i], found[i][1]) for i in ahead]
-            except Exception as error:
-                culprit = [(places[len(places) - length_hint(ahead) - 1], error)]
-                raise failed(Stage.PROCESSING, node, batch, error, found=culprit) from error
+                    return [function(own[i], ours[i], found[i][1]) for i in ahead]
+                return [function(ours[i], found[i][1]) for i in ahead]
+
+            made = each(node, batch, places, meet, place_of=places.__getitem__)
             chosen = batch if len(places) == len(batch) else batch.take(places)
             return chosen.with_columns(values=Column(objects=made))
 
@@ -196,12 +195,11 @@ def _selected(
     """Return the places of the values that are not null, and the key that each of them asks for."""
     own, ours = decoded(node, batch, "key"), decoded(node, batch, "value")
     asked = [i for i, value in enumerate(ours) if value is not None]
-    ahead = iter(asked)
-    try:
-        chosen = [select(own[i], ours[i]) for i in ahead]
-    except Exception as error:
-        culprit = [(asked[len(asked) - length_hint(ahead) - 1], error)]
-        raise failed(Stage.PROCESSING, node, batch, error, found=culprit) from error
+
+    def select_all(ahead: Iterator[int]) -> list[Any]:
+        return [select(own[i], ours[i]) for i in ahead]
+
+    chosen = each(node, batch, asked, select_all, place_of=asked.__getitem__)
     wanted = batch if len(asked) == len(batch) else batch.take(asked)
     wanted = wanted.with_columns(keys=Column(objects=chosen))
     return asked, encoded(node, wanted, "key", key_serde)
@@ -225,8 +223,8 @@ def _look_of(context: NodeContext, spec: KeyValueSpec[Any, Any]) -> Look:
             key = keys[len(keys) - length_hint(ahead) - 1]
             raise SerdeMismatch(
                 f"the row of key {serdes.printable(key):.99} in store {spec.name!r} of a global "
-                f"table is no {spec.value_serde.name} ({error}): pass the value_serde=… of its "
-                "topic to global_table(), or write a readable value of that key to the topic"
+                f"table is not a valid {spec.value_serde.name} ({error}): pass the value_serde=… "
+                "of its topic to global_table(), or write a readable value of that key to the topic"
             ) from error
 
     return look

@@ -1,6 +1,6 @@
 """Joins of two streams: records of one key meet if their times lie within a window.
 
-Each side has a store of its records, ordered by key, time and number (`serdes.key_at_time`). A
+Each side has a store of its records, ordered by key, time and number (`composed.key_at_time`). A
 batch of one side looks up the rows of all its keys in the other side's store at once, and is then
 added to its own. Where a side's records have results without a match, too, those that wait for one
 are listed in a third store, until their window closes. That store has these rows:
@@ -21,10 +21,10 @@ Keeps I24 and I35.
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
-from operator import add, attrgetter, length_hint
+from operator import add, attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -36,13 +36,13 @@ from statestore.model.records import Serde
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.failures import (
     NodeFailed,
-    Stage,
     decoded,
+    each,
     encoded,
-    failed,
     processing,
 )
 from statestore.topology.joins.joiners import Joiner
+from statestore.topology.joins.own_rows import FIXED
 from statestore.topology.joins.stream_rows import KeyRows, Match, Unmatched, listed_as, time_bytes
 from statestore.topology.joins.windows import BIAS, TIME, JoinWindows, Sweeper, time_of
 from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, in_order
@@ -56,7 +56,7 @@ _NOW_AND_NEXT: Final = struct.Struct(">QQ")
 _NUMBER_MAX: Final = b"\xff" * 8
 _SUFFIX: Final = np.dtype("V16")
 _GIVEN_UP_AT_ONCE: Final = 10_000
-_FIXED: Final = frozenset({type(None), str, bytes, int, float, bool})
+
 _TAKER: Final = "StreamsBuilder(), or to a repartition() before the join, which keeps its records"
 
 
@@ -507,18 +507,12 @@ class _Half:
             with processing(self._node, due):
                 objects = decoded(self._node, due, "value")
                 keys = encoded(self._node, due, "key", side.key_serde)
-                ahead = iter(objects)
-                try:
-                    made = [
-                        self._without(letter, key, value)
-                        for value, key in zip(ahead, keys, strict=True)
-                    ]
-                except Exception as error:
-                    place = len(objects) - length_hint(ahead) - 1
-                    found = [(place, error)]
-                    raise failed(
-                        Stage.PROCESSING, self._node, due, error, found=found, certain=True
-                    ) from error
+
+                def alone(ahead: Iterator[Any]) -> list[Any]:
+                    pairs = zip(ahead, keys, strict=True)
+                    return [self._without(letter, key, value) for value, key in pairs]
+
+                made = each(self._node, due, objects, alone, certain=True)
             self._forward(due.with_columns(values=Column(objects=made)), None)
 
         then = batch.stream_times
@@ -561,11 +555,13 @@ class _Half:
         mine, theirs, joiner = self._mine.letter, self._theirs.letter, self._join.joiner
         names = decoded(self._node, batch, "key") if joiner.takes_key else None
         function = joiner.function
-        made = []
-        for place, _, _, value, _ in run:
-            try:
+
+        def join(ahead: Iterator[Match]) -> list[Any]:
+            nonlocal raw, function
+            made = []
+            for place, _, _, value, _ in ahead:
                 own = ours[place]
-                if type(own) not in _FIXED:
+                if type(own) not in FIXED:
                     # The function may change it, and other matches and nodes have it, too.
                     if raw is None:
                         raw = batch.values.encoded(self._mine.value_serde)
@@ -574,10 +570,9 @@ class _Half:
                 if names is not None:
                     function = joiner.of(names[place])
                 made.append(function(own, other) if self._is_left else function(other, own))
-            except Exception as error:
-                found = [(place, error)]
-                raise failed(Stage.PROCESSING, self._node, batch, error, found=found) from error
-        return made
+            return made
+
+        return each(self._node, batch, run, join, place_of=lambda row: run[row].place)
 
     def _without(self, letter: bytes, key: bytes | None, value: Any) -> Any:
         return self._join.joiner.alone(key, value, self._mine.key_serde, left=letter == LEFT)

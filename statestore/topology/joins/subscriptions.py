@@ -13,7 +13,7 @@ foreign key.
     registration topic    key: the foreign key; value, one of
                           0 <key>                 this left row no longer has the foreign key
                           1 <digest, 16> <key>    this left row has it, and the value of the digest
-    subscription store    key: `serdes.subscription`; value: <digest, 16> <time of the left row, 8>
+    subscription store    key: `composed.subscription`; value: <digest, 16> <time of left row, 8>
     response topic        key: that of the left row; value, one of
                           2 <of, 40>              there is no right row
                           3 <of, 40> <right value>
@@ -33,9 +33,10 @@ from itertools import islice
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
+from statestore import serdes
 from statestore.model.batch import Batch, Column
 from statestore.model.records import Serde
-from statestore.stores import serdes
+from statestore.serdes import composed
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.failures import encoded, processing
 from statestore.topology.flows import TableFlow
@@ -133,12 +134,12 @@ def subscribing(node: str, join: ForeignKeyJoin) -> Build:
                 assert prefix is not None
                 assert data is not None
                 if data[:1] == NONE:
-                    row = serdes.subscription_row(prefix, data[1:])
+                    row = composed.subscription_row(prefix, data[1:])
                     writes[row] = None, time
                     asked.pop(row, None)
                 else:
                     key = data[1 + DIGEST_BYTES :]
-                    row = serdes.subscription_row(prefix, key)
+                    row = composed.subscription_row(prefix, key)
                     subscribed = data[1 : 1 + DIGEST_BYTES] + _TIME.pack(time)
                     writes[row] = subscribed, time
                     asked[row] = place, foreign, subscribed, key
@@ -197,7 +198,7 @@ def following(node: str, join: ForeignKeyJoin) -> Build:
             places = {key: place for place, key in enumerate(keys) if key is not None}
             prefixes = sorted(
                 # A table's updates have keys.
-                (serdes.subscription_row(own[place], b""), key)  # type: ignore[arg-type]
+                (composed.subscription_row(own[place], b""), key)  # type: ignore[arg-type]
                 for key, place in places.items()
             )
             for part in _parts(prefixes, _SCANNED_AT_ONCE):

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, overload
 from typing_extensions import TypeVar
 
 from statestore.errors import InvalidTopology, Misuse, StateStoreError, UnknownStore
-from statestore.model.batch import Batch
+from statestore.model.batch import Batch, any_none
 from statestore.model.ids import TaskId
 from statestore.model.modes import EVENT_TIME_MAX_MS, PunctuationType, Span, Time, to_ms
 from statestore.model.records import K, Record, V
@@ -23,6 +23,7 @@ from statestore.stores.contracts import (
     VersionedKeyValueStore,
     WindowStore,
 )
+from statestore.stores.kinds.registry import kind_of
 from statestore.stores.specs import (
     KeyValueSpec,
     S,
@@ -36,7 +37,15 @@ from statestore.stores.timer_specs import TimerSpec
 from statestore.topology import missing_methods
 from statestore.topology.callbacks import check_arity, why_processor_idle
 from statestore.topology.collector import Collector
-from statestore.topology.failures import Stage, decoded, failed, punctuating, timer_failed
+from statestore.topology.failures import (
+    Stage,
+    decoded,
+    each,
+    failed,
+    processing,
+    punctuating,
+    timer_failed,
+)
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, stream_times
 from statestore.topology.processors.timers import Fired, TimerQueue, Timers
 from statestore.topology.punctuation import Punctuation
@@ -191,18 +200,23 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
     def take_forwarded(self) -> list[tuple[Batch, str | None]]:
         """Return what was forwarded: each run of records for the same child as one batch."""
         made, self._forwarded = self._forwarded, []
+        if not made:
+            return []
+        records, children, times = map(list, zip(*made, strict=True))
+        if len(set(children)) == 1:
+            check_records(records)
+            stream_times = None if any_none(times) else times
+            return [(Batch.of(records, stream_times=stream_times), children[0])]
         runs = []
         start = 0
         while start < len(made):
-            child = made[start][1]
+            child = children[start]
             stop = start + 1
-            while stop < len(made) and made[stop][1] == child:
+            while stop < len(made) and children[stop] == child:
                 stop += 1
-            times = [time for _, _, time in made[start:stop] if time is not None]
-            complete = times if len(times) == stop - start else None
-            records = [record for record, _, _ in made[start:stop]]
-            check_records(records)
-            runs.append((Batch.of(records, stream_times=complete), child))
+            run, at = records[start:stop], times[start:stop]
+            check_records(run)
+            runs.append((Batch.of(run, stream_times=None if any_none(at) else at), child))
             start = stop
         return runs
 
@@ -257,10 +271,9 @@ def declared(
             "names"
         )
     for store in stores:
-        if isinstance(store, TimerSpec):
-            builder.keep(store)
-        elif not isinstance(store, str):
-            builder.declare(store)
+        if not isinstance(store, str):
+            declare = builder.keep if kind_of(store).has_one_user else builder.declare
+            declare(store)
     names = tuple(store if isinstance(store, str) else store.name for store in stores)
     return names, timers[0] if timers else None
 
@@ -327,16 +340,14 @@ def one_by_one(
     times: list[int],
 ) -> None:
     """Have a processor take the records of a batch; NodeFailed names the one that failed."""
-    done = 0
-    call = processor.process
-    try:
-        for record, time in zip(batch.records(), times, strict=True):
-            outward.at(time, record.timestamp_ms)
+    call, at = processor.process, outward.at
+
+    def take(ahead: Iterator[int]) -> None:
+        for time, record, time_ms in zip(ahead, batch.records(), batch.timestamps, strict=True):
+            at(time, time_ms)
             call(record)
-            done += 1
-    except Exception as error:
-        found = [(done, error)]
-        raise failed(Stage.PROCESSING, node, batch, error, found=found) from error
+
+    each(node, batch, times, take)
 
 
 def _per_batch(
@@ -348,10 +359,8 @@ def _per_batch(
 ) -> None:
     # Which of the records made what is not known.
     outward.at(times[-1], max(batch.timestamps))
-    try:
+    with processing(node, batch):
         processor.process_batch(list(batch.records()))
-    except Exception as error:
-        raise failed(Stage.PROCESSING, node, batch, error) from error
 
 
 def timed(
@@ -424,19 +433,19 @@ class _TimedNode:
     ) -> int:
         """Have the processor take records up to one before which a timer is due."""
         queue, outward, call = self.queue, self._outward, self.processor.process
-        place = start
-        try:
-            for place in range(start, len(records)):
+        places = range(start, len(records))
+
+        def take(ahead: Iterator[int]) -> int:
+            for place in ahead:
                 time = times[place]
                 if queue.next_ms < time:
                     return place
                 outward.at(time, records[place].timestamp_ms)
                 call(records[place])
                 queue.stream_time_is(time)
-        except Exception as error:
-            found = [(place, error)]
-            raise failed(Stage.PROCESSING, self._node, batch, error, found=found) from error
-        return len(records)
+            return len(records)
+
+        return each(self._node, batch, places, take, place_of=places.__getitem__)
 
     def _call(self, fired: Fired) -> None:
         timer, now_ms = fired
@@ -460,7 +469,7 @@ class _TimedNode:
 
 
 def no_record(forwarded: Sequence[object]) -> TypeError:
-    """The error for the first thing forwarded that is no Record."""
+    """The error for the first thing forwarded that is not a Record."""
     wrong = next((it for it in forwarded if not isinstance(it, Record)), None)
     return TypeError(
         f"forward() takes a Record, not {type(wrong).__name__}: forward record.replace(key=…, "
@@ -469,7 +478,7 @@ def no_record(forwarded: Sequence[object]) -> TypeError:
 
 
 def check_records(forwarded: Sequence[Any]) -> None:
-    """Raise TypeError for the first thing forwarded that is no Record, or has no time of one."""
+    """Raise TypeError for the first thing forwarded that is not a Record, or has no time of one."""
     try:
         times = [record.timestamp_ms for record in forwarded]
     except AttributeError as error:

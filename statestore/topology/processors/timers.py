@@ -13,16 +13,16 @@ Keeps I40.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Any, Final, Generic, NamedTuple
 
 from statestore.model.batch import Batch, Column
 from statestore.model.modes import PunctuationType, Time, to_ms
 from statestore.model.records import K, Timer, TimerRow
-from statestore.stores import serdes
+from statestore.serdes import composed
 from statestore.stores.timer_specs import TimerSpec
-from statestore.topology.failures import Stage, failed, mismatch
+from statestore.topology.failures import each, mismatch
 from statestore.topology.nodes import Held, NodeContext, Push
 
 _AT_ONCE: Final = 10_000
@@ -90,9 +90,9 @@ class _Line:
 
     def __init__(self, kind: PunctuationType) -> None:
         self.kind = kind
-        self.after_last = serdes.timer_time(kind, TIMER_MAX_MS) + b"\xff"
+        self.after_last = composed.timer_time(kind, TIMER_MAX_MS) + b"\xff"
         self.ahead: list[bytes] = []
-        self.horizon = serdes.timer_time(kind, -TIMER_MAX_MS)
+        self.horizon = composed.timer_time(kind, -TIMER_MAX_MS)
         self.beyond_ms = self.next_ms = -TIMER_MAX_MS
         self.at_once = _AT_ONCE
 
@@ -101,21 +101,21 @@ class _Line:
         if row < self.horizon:
             heappush(self.ahead, row)
         else:
-            self.beyond_ms = min(self.beyond_ms, serdes.time_in(row))
+            self.beyond_ms = min(self.beyond_ms, composed.time_in(row))
         self.know_next()
 
     def take(self, before_ms: int) -> list[bytes]:
         """Take the rows that come next, with times before that."""
         rows: list[bytes] = []
         while self.ahead and len(rows) < self.at_once:
-            if serdes.time_in(self.ahead[0]) >= before_ms:
+            if composed.time_in(self.ahead[0]) >= before_ms:
                 break
             rows.append(heappop(self.ahead))
         return rows
 
     def know_next(self) -> None:
         """Note when the next timer may be due."""
-        ahead_ms = serdes.time_in(self.ahead[0]) if self.ahead else _NEVER
+        ahead_ms = composed.time_in(self.ahead[0]) if self.ahead else _NEVER
         self.next_ms = min(ahead_ms, self.beyond_ms)
 
 
@@ -152,7 +152,7 @@ class TimerQueue:
     def schedule(self, key: Any, name: str, kind: PunctuationType, time_ms: int) -> None:
         """Set the timer of a key and name."""
         try:
-            begins = serdes.timer_time(kind, time_ms)
+            begins = composed.timer_time(kind, time_ms)
         except (struct.error, TypeError):
             told = f"a timer at {time_ms!r:.99}: pass milliseconds in 64 bits, or a datetime"
             raise TypeError(told) from None
@@ -181,7 +181,7 @@ class TimerQueue:
             begins = self._table.get(b"k" + of_timer)
         if begins is None:
             return None
-        return serdes.time_in(begins), serdes.timer_kind(begins)
+        return composed.time_in(begins), composed.timer_kind(begins)
 
     # What the node does.
 
@@ -271,12 +271,12 @@ class TimerQueue:
         self.write()
         if line.kind is _STREAM:
             before_ms = max(before_ms, self._batch_end_ms)
-        bound = serdes.timer_time(line.kind, min(before_ms, TIMER_MAX_MS))
+        bound = composed.timer_time(line.kind, min(before_ms, TIMER_MAX_MS))
         line.beyond_ms, horizon = _NEVER, bound
         with self._table.scan(line.horizon, line.after_last) as found:
             for row, _ in found:
                 if row >= bound or len(line.ahead) == _AT_ONCE:
-                    line.beyond_ms, horizon = serdes.time_in(row), min(row, bound)
+                    line.beyond_ms, horizon = composed.time_in(row), min(row, bound)
                     break
                 line.ahead.append(row)  # In order, and therefore a heap.
         line.horizon = max(line.horizon, horizon)
@@ -307,33 +307,30 @@ class TimerQueue:
                 self._release_some(line, [row], taken=True)
 
     def _release_some(self, line: _Line, rows: list[bytes], *, taken: bool = False) -> None:
-        keys, names = zip(*map(serdes.key_and_name, rows), strict=True)
+        keys, names = zip(*map(composed.key_and_name, rows), strict=True)
         batch = Batch(
             keys=Column(raw=list(keys)),
             values=Column(raw=list(names)),
-            timestamps=[serdes.time_in(row) for row in rows],
+            timestamps=[composed.time_in(row) for row in rows],
         )
         hand_on = self._calling(line, rows, taken=taken)
         self._context.release(self._node, Held(self._spec.name, batch, what=_WHAT), hand_on)
 
     def _calling(self, line: _Line, rows: list[bytes], *, taken: bool) -> Push:
+        def fire(ahead: Iterator[bytes]) -> None:
+            for place, row in enumerate(ahead):
+                if line.ahead and line.ahead[0] < row:
+                    line.at_once = max(1, place)
+                    self._put_back(line, rows[place:])
+                    return
+                if taken or self._is_there(row):
+                    self._changed[row[_TIME_BYTES:]] = None
+                    self._fire_one(line, row)
+            line.at_once = min(2 * line.at_once, _AT_ONCE)
+
         def hand_on(made: Batch) -> None:
-            place = 0
             try:
-                for place, row in enumerate(rows):
-                    if line.ahead and line.ahead[0] < row:
-                        line.at_once = max(1, place)
-                        self._put_back(line, rows[place:])
-                        break
-                    if taken or self._is_there(row):
-                        self._changed[row[_TIME_BYTES:]] = None
-                        self._fire_one(line, row)
-                else:
-                    line.at_once = min(2 * line.at_once, _AT_ONCE)
-            except Exception as error:
-                raise failed(
-                    Stage.PROCESSING, self._node, made, error, found=[(place, error)]
-                ) from error
+                each(self._node, made, rows, fire)
             finally:
                 self._firing = None
 
@@ -341,7 +338,7 @@ class TimerQueue:
 
     def _fire_one(self, line: _Line, row: bytes) -> None:
         found = self._spec.key_serde.deserialize(row)
-        time_ms = serdes.time_in(row)
+        time_ms = composed.time_in(row)
         if line.kind is _STREAM:
             self.stream_time_is(time_ms)
         self._firing = row

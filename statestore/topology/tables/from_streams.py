@@ -127,26 +127,6 @@ def history_of(
     return History(spec.history_retention_ms, make, node, waiters, followers)
 
 
-def latest_version(spec: VersionedSpec[Any, Any]) -> Callable[[NodeContext], Any]:
-    """Return the look-up of latest values in a versioned store."""
-
-    def make(context: NodeContext) -> Callable[[list[bytes]], list[Any]]:
-        rows, read = latest_in_bytes(context, spec), spec.value_serde.deserialize
-        return lambda keys: [None if row is None else read(row) for row in rows(keys)]
-
-    return make
-
-
-def latest_in_bytes(
-    context: NodeContext, spec: VersionedSpec[Any, Any]
-) -> Callable[[list[bytes]], list[bytes | None]]:
-    """Return the look-up of latest values in a versioned store, in bytes."""
-    table = context.versions(spec.name)
-    return lambda keys: [
-        None if row is None else layout.read_version(row).value for row in table.latest_rows(keys)
-    ]
-
-
 def with_history(
     node: str,
     spec: VersionedSpec[Any, Any],

@@ -29,10 +29,11 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from statestore import serdes
 from statestore.errors import BufferFull, InvalidTopology, Misuse
 from statestore.model.batch import Batch, Column, no_records
 from statestore.model.records import Header, Serde
-from statestore.stores import serdes
+from statestore.serdes import composed
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.failures import encoded
 from statestore.topology.flows import Look, Stamp, TableFlow
@@ -70,7 +71,7 @@ def suppressed_table(table: TableFlow, suppressed: Suppressed, name: str | None)
     spec = KeyValueSpec(
         f"{name}-store" if name else builder.store_name(_KIND),
         serdes.BYTES,
-        serdes.waiting(table.value_serde),
+        composed.waiting(table.value_serde),
         terms=suppressed.terms,
     )
     builder.keep(spec)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from statestore.model.batch import Batch, Column
-from statestore.stores.specs import BuiltInSpec, KeyValueSpec, VersionedSpec
+from statestore.stores.kinds.registry import keeps_history
+from statestore.stores.specs import BuiltInSpec, KeyValueSpec
 from statestore.topology.failures import decoded, encoded, processing
 from statestore.topology.flows import Look, TableFlow
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
@@ -34,7 +35,7 @@ def filter_table(
     def passing(key: bytes, value: Any) -> Any:
         return value if predicate(read_key(key), value) else None
 
-    if isinstance(kept, VersionedSpec):
+    if keeps_history(kept):
         if table.history is not None:
             return follow_in_time(_computed(table, passing), kept, kind="KTABLE-FILTER", name=name)
         return keep_in_time(filter_table(table, predicate, kept=None, name=name), kept, name)
@@ -69,7 +70,7 @@ def map_table(
     def mapping(key: bytes, value: Any) -> Any:
         return function(read_key(key), value) if with_key else function(value)
 
-    if isinstance(kept, VersionedSpec):
+    if keeps_history(kept):
         if table.history is not None:
             return follow_in_time(
                 _computed(table, mapping), kept, kind="KTABLE-MAPVALUES", name=name

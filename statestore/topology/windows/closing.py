@@ -19,8 +19,8 @@ from statestore.errors import Misuse
 from statestore.model.batch import Batch, Column
 from statestore.model.modes import PunctuationType, Span, span_ms
 from statestore.stores.in_windows import START, TIME_ROW, start_of
-from statestore.stores.kinds import logged_keys
-from statestore.stores.specs import InWindowsSpec, SessionSpec
+from statestore.stores.kinds.registry import kind_of
+from statestore.stores.specs import InWindowsSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.topology.failures import Stage, failed
 from statestore.topology.nodes import Earliest, Forward, Held, NodeContext, SendOldValues
@@ -29,6 +29,8 @@ LATEST_MS: Final = 2**62
 """The latest time of a record in a window: the end of no window is beyond the largest integer."""
 _EMITTED_AT_ONCE = 10_000
 _IDLE_PARTS = 10
+_WINDOW: Final = "the result of key {in_window} in the window from {start}, up to {time},"
+_SESSION: Final = "the result of key {in_session} in the session from {start} to {time}"
 
 
 class Closed(NamedTuple):
@@ -123,6 +125,7 @@ class Closing:
         self.table: StagedTable = context.table(spec.name)
         self._node = node
         self._spec = spec
+        self._kind = kind_of(spec)
         self._context = context
         self._old_values = old_values
         self._delay_ms = delay_ms
@@ -230,7 +233,8 @@ class Closing:
         left = iter(closed)
         while found := list(islice(left, _EMITTED_AT_ONCE)):
             self.count_open(-len(found))
-            held = Held(self._spec.name, self._results(found, batch))
+            what = _SESSION if self._kind.rows_have_times else _WINDOW
+            held = Held(self._spec.name, self._results(found, batch), what=what)
             self._context.release(self._node, held, lambda made: forward(made, None))
 
     def _results(self, found: list[Closed], batch: Batch) -> Batch:
@@ -246,7 +250,7 @@ class Closing:
                 stream_times = list(map(batch.stream_times.__getitem__, places))
         return Batch(
             keys=Column(
-                raw=logged_keys(self._spec.kind, rows),
+                raw=self._kind.logged_keys(rows),
                 serde=self._spec.key_serde,
             ),
             values=Column(raw=[one.value for one in found], serde=serde),
@@ -260,7 +264,7 @@ class Closing:
 
     def _stamps(self, rows: list[bytes], lasts: list[int]) -> list[int]:
         """Return the time of the latest record in each window; a session ends with it."""
-        if isinstance(self._spec, SessionSpec):
+        if self._kind.rows_have_times:
             return lasts
         # Older versions kept no times.
         known = zip(self.table.times_of(rows), lasts, strict=True)

@@ -3,27 +3,28 @@
 A window begins with a record of its key, and another one begins `advance` records later. It is full
 when it has `size` records; then its result goes out, and the window is gone. The table has the last
 result of each key. The open windows of all keys are in a store of their own, one row for each key:
-the list of its windows, the oldest first, as `serdes.count_windows` writes it.
+the list of its windows, the oldest first, as `composed.count_windows` writes it.
 
 A batch makes one look-up and one write of the rows of its keys, whose records are folded in memory.
 
 Keeps I24.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.batch import Batch, Column
 from statestore.model.modes import EmitStrategy
 from statestore.model.records import Serde
-from statestore.stores import serdes
+from statestore.serdes import composed
+from statestore.serdes.composed import CountWindow
 from statestore.stores.migration import GONE, MigratingSerde, Migration, migrating
-from statestore.stores.serdes import CountWindow
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.aggregates.streams import Updates, updated
-from statestore.topology.failures import Stage, decoded, encoded, failed, mismatch, processing
+from statestore.topology.failures import decoded, each, encoded, mismatch, processing
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 from statestore.topology.windows.sessions import SessionFold
 
@@ -92,14 +93,14 @@ def open_windows_spec(
 def _of_windows(value_serde: Serde[Any]) -> Serde[list[CountWindow]]:
     """Return the serde of the rows of windows whose values have this one, migrated as they are."""
     if not isinstance(value_serde, MigratingSerde):
-        return serdes.count_windows(value_serde)
+        return composed.count_windows(value_serde)
     *olds, current = value_serde.generations
     return migrating(
-        serdes.count_windows(current),
+        composed.count_windows(current),
         [
             Migration.gone()
             if old is GONE
-            else Migration(serdes.count_windows(old), None if change is None else _Each(change))
+            else Migration(composed.count_windows(old), None if change is None else _Each(change))
             for old, change in zip(olds, value_serde.changes, strict=True)
         ],
     )
@@ -158,9 +159,7 @@ def in_count_windows(
             with processing(node, batch):
                 work = _Folding(node, spec, kept, windows, batch, fold)
                 work.load(unique, stored, told)
-                for i, key in known:
-                    value = None if values is None else values[i]
-                    work.one(i, key, value, tells_open=tells_open and every_update)
+                work.run(known, values, tells_open=tells_open and every_update)
                 if tells_open:
                     work.tell_open()
                 rows = work.rows()
@@ -245,26 +244,34 @@ class _Folding:
             windows = [] if row is None else [_Window(*one) for one in read(row)]
             self._of_keys[key] = _OfKey(windows, last)
 
-    def one(self, place: int, key: bytes, value: Any, *, tells_open: bool) -> None:
+    def run(
+        self, known: list[tuple[int, bytes]], values: list[Any] | None, *, tells_open: bool
+    ) -> None:
+        """Fold the records of these places and keys; NodeFailed names the one that fails."""
+
+        def fold_all(ahead: Iterator[tuple[int, bytes]]) -> None:
+            for place, key in ahead:
+                value = None if values is None else values[place]
+                self._one(place, key, value, tells_open=tells_open)
+
+        each(self._node, self._batch, known, fold_all, place_of=lambda row: known[row][0])
+
+    def _one(self, place: int, key: bytes, value: Any, *, tells_open: bool) -> None:
         """Count a record in the open windows of its key, and tell which of them it fills."""
         of, time_ms = self._of_keys[key], self._batch.timestamps[place]
         if not of.windows or of.windows[-1].records >= self._windows.advance:
             of.windows.append(_Window(self._windows.size, 0, time_ms, None))
-        try:
-            if not (of.named or self._fold.counts):
-                of.name, of.named = self._spec.key_serde.deserialize(key), True
-            for window in of.windows:
-                self._add(window, of.name, value)
-                window.records += 1
-                window.time_ms = max(window.time_ms, time_ms)
-            # Where another size was deployed, a window keeps the one with which it began.
-            full = [window for window in of.windows if window.records >= window.size]
-            of.untold = None if full or tells_open else place
-            for window in full or (of.windows[:1] if tells_open else ()):
-                self._tell(of, place, key, window)
-        except Exception as error:
-            found = [(place, error)]
-            raise failed(Stage.PROCESSING, self._node, self._batch, error, found=found) from error
+        if not (of.named or self._fold.counts):
+            of.name, of.named = self._spec.key_serde.deserialize(key), True
+        for window in of.windows:
+            self._add(window, of.name, value)
+            window.records += 1
+            window.time_ms = max(window.time_ms, time_ms)
+        # Where another size was deployed, a window keeps the one with which it began.
+        full = [window for window in of.windows if window.records >= window.size]
+        of.untold = None if full or tells_open else place
+        for window in full or (of.windows[:1] if tells_open else ()):
+            self._tell(of, place, key, window)
         if full:
             of.windows = [window for window in of.windows if window.records < window.size]
 

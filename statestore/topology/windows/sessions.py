@@ -11,7 +11,7 @@ write. The sessions of a key in the batch are folded one after another in memory
 stretches of records instead of records where no record is so late that the order counts.
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from operator import attrgetter
@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.batch import Batch, Column, no_records
 from statestore.model.modes import EmitStrategy, Span, span_ms
 from statestore.model.records import SESSION_BYTES
-from statestore.stores import serdes
 from statestore.stores.in_windows import START, start_of
 from statestore.stores.sessions import LIST, SPAN, keys_of, listed, spans_of
 from statestore.stores.specs import KeyValueSpec, SessionSpec
 from statestore.topology.aggregates.streams import Updates, binary_array, updated
-from statestore.topology.failures import Stage, decoded, encoded, failed, made_by, processing
+from statestore.topology.failures import decoded, each, encoded, made_by, processing
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 from statestore.topology.windows.closing import (
     Closed,
@@ -461,15 +461,14 @@ class _Folding:
         if self._values is None and not every_update and not records.keep_their_order(self._gap):
             self._count(records.stretches(self._gap), of_keys)
             return
-        rows = zip(
-            records.places.tolist(),
-            records.times.tolist(),
-            records.closed.tolist(),
-            records.owners.tolist(),
-            strict=True,
-        )
-        for place, time, closed, owner in rows:
-            self._one(of_keys[owner], place, time, closed, every_update=every_update)
+        places = records.places.tolist()
+        others = (records.times.tolist(), records.closed.tolist(), records.owners.tolist())
+
+        def fold_all(ahead: Iterator[int]) -> None:
+            for place, time, closed, owner in zip(ahead, *others, strict=True):
+                self._one(of_keys[owner], place, time, closed, every_update=every_update)
+
+        each(self._node, self._batch, places, fold_all, place_of=places.__getitem__)
 
     def changes(self, of_keys: list[_OfKey]) -> Updates:
         """Return the tombstones of stored sessions that are gone, and the sessions that changed."""
@@ -520,13 +519,9 @@ class _Folding:
         end = max([time, *(one.end for one in merged)])
         made = _Session(start, end, None)
         made.place = place
-        try:
-            made.value = self._folded(of, merged, place)
-            if every_update or type(made.value) not in self._unchanged:
-                self.encode(made)
-        except Exception as error:
-            found = [(place, error)]
-            raise failed(Stage.PROCESSING, self._node, self._batch, error, found=found) from error
+        made.value = self._folded(of, merged, place)
+        if every_update or type(made.value) not in self._unchanged:
+            self.encode(made)
         if every_update:
             self._tell(of, merged, made)
         of.replace(merged, made if made.value is not None else None, place)

@@ -12,27 +12,27 @@ are folded one after another in memory, and what changed is written once.
 """
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.batch import Batch, Column
 from statestore.model.modes import EmitStrategy, Span, span_ms
 from statestore.model.records import WINDOW_BYTES
-from statestore.stores import serdes
 from statestore.stores.in_windows import START, start_of
 from statestore.stores.pending import Entries
 from statestore.stores.specs import ANY_START, KeyValueSpec, WindowSpec
 from statestore.stores.windows import indexed, keys_of, range_of_key
 from statestore.topology.aggregates.streams import Updates, updated
 from statestore.topology.failures import (
-    Stage,
     decoded,
+    each,
     encoded,
-    failed,
     made_by,
     mismatch,
     processing,
@@ -241,8 +241,12 @@ class _Sliding:
             self._clock.drop_late(batch, late, len(late))
         of_keys = self._look_up([(keys[i], batch.timestamps[i]) for i in rows])
         work = _Folding(self._node, self._spec, self._difference_ms, batch, self._fold)
-        for i in rows:
-            work.one(of_keys[keys[i]], i, values[i], closed[i], every_update=every_update)
+
+        def fold_all(ahead: Iterator[int]) -> None:
+            for i in ahead:
+                work.one(of_keys[keys[i]], i, values[i], closed[i], every_update=every_update)
+
+        each(self._node, batch, rows, fold_all, place_of=rows.__getitem__)
         self._write(of_keys, work)
         return work.updates if every_update else work.changes(of_keys)
 
@@ -327,14 +331,10 @@ class _Folding:
         time = self._batch.timestamps[place]
         if of.name is None:
             of.name = self._inner.deserialize(of.key)
-        try:
-            if time < self._difference_ms:
-                self._early(of, time)
-            else:
-                self._in_order(of, time)
-        except Exception as error:
-            found = [(place, error)]
-            raise failed(Stage.PROCESSING, self._node, self._batch, error, found=found) from error
+        if time < self._difference_ms:
+            self._early(of, time)
+        else:
+            self._in_order(of, time)
 
     def changes(self, of_keys: dict[Any, _OfKey]) -> Updates:
         """Return one update for each window that changed."""

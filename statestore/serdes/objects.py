@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from statestore.stores.typed_json import checked, name_of
+from statestore.serdes.typed_json import checked, name_of
 
 # What Avro's logical types are in Python; they are left as they are.
 _LEFT = (bytes, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal, uuid.UUID)

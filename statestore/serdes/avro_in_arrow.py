@@ -7,7 +7,7 @@ import pyarrow as pa
 from fastavro.read import LOGICAL_READERS
 
 from statestore.model.arrow_forms import PlainForm
-from statestore.stores.arrow_forms import no_form
+from statestore.serdes.arrow_forms import no_form
 
 _PRIMITIVES: dict[str, pa.DataType] = {
     "string": pa.large_string(),

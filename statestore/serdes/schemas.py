@@ -68,7 +68,7 @@ def _parsed(schema: Schema) -> Node:
     try:
         return json.loads(schema.text)
     except ValueError as error:
-        raise Misuse(f"a schema of the kind {schema.kind} is no JSON: {error}") from error
+        raise Misuse(f"a schema of the kind {schema.kind} is not JSON: {error}") from error
 
 
 # JSON Schema.

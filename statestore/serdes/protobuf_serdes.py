@@ -38,8 +38,8 @@ def check_message(message: object) -> None:
     """Raise Misuse unless this is a generated message class."""
     if not (isinstance(message, type) and issubclass(message, Message)):
         raise Misuse(
-            f"serdes.protobuf: {message!r:.99} is no message class: pass a class that protoc made, "
-            "as order_pb2.Order"
+            f"serdes.protobuf: {message!r:.99} is not a message class: pass a class that protoc "
+            "made, as order_pb2.Order"
         )
 
 

@@ -56,7 +56,7 @@ def typed_json(kind: Any) -> Serde[Any]:
 @cache
 def _arrow_form(kind: Any) -> ArrowForm:
     # Loads Arrow, for pipelines that use it.
-    made: ArrowForm = importlib.import_module("statestore.stores.arrow_forms").TypedForm(
+    made: ArrowForm = importlib.import_module("statestore.serdes.arrow_forms").TypedForm(
         kind, typed_json(kind).deserialize
     )
     return made

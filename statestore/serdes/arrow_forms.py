@@ -16,11 +16,17 @@ import pyarrow.compute
 
 from statestore.errors import Misuse
 from statestore.model.arrow_forms import Rows, pylist
-from statestore.stores.typed_json import name_of
+from statestore.serdes.typed_json import name_of
 
 # What Arrow takes as it is.
 _LEFT = (bytes, dt.datetime, dt.date, dt.time, dt.timedelta)
 _encode_lines = msgspec.json.Encoder(order="deterministic").encode_lines
+
+
+class JsonText(str):
+    """JSON within a column whose type says nothing about it: Arrow has it as text."""
+
+    __slots__ = ()
 
 
 class _Field(NamedTuple):
@@ -70,7 +76,7 @@ class TypedForm:
         if self._fields:
             columns = [
                 pa.array(
-                    taken if field.is_plain else msgspec.to_builtins(taken, builtin_types=_LEFT),
+                    taken if field.is_plain else builtins_of(taken),
                     field.type,
                 )
                 for field in self._fields
@@ -78,7 +84,7 @@ class TypedForm:
             ]
             found = pa.StructArray.from_arrays(columns, fields=list(self.type))
         else:
-            found = pa.array(msgspec.to_builtins(known, builtin_types=_LEFT), self.type)
+            found = pa.array(builtins_of(known), self.type)
         return found if len(known) == len(rows) else _spread(found, rows)
 
     def encode(self, column: pa.Array) -> Rows:
@@ -118,6 +124,11 @@ class TypedForm:
             if pa.types.is_floating(part.type) and not _is_finite(part):
                 return False
         return True
+
+
+def builtins_of(values: list[Any]) -> Any:
+    """Return values with fields as dicts; what Arrow takes as it is stays."""
+    return msgspec.to_builtins(values, builtin_types=_LEFT, enc_hook=str)
 
 
 def _is_finite(column: pa.Array) -> bool:
@@ -228,8 +239,10 @@ def _of_others(info: mi.Type, where: str) -> pa.DataType:
             return _of_values([member.value for member in members], where)
         case mi.LiteralType(values=values):
             return _of_values(list(values), where)
+        case mi.CustomType(cls=text) if text is JsonText:
+            return pa.large_string()
         case mi.CustomType():
-            raise no_form(where, "no type of msgspec's: use a Struct or a dataclass")
+            raise no_form(where, "not a type of msgspec's: use a Struct or a dataclass")
     raise no_form(where, type(info).__name__.removesuffix("Type").lower())
 
 

@@ -15,7 +15,7 @@ from fastavro.schema import SchemaParseException, UnknownType
 
 from statestore.errors import Misuse
 from statestore.model.records import ArrowForm, Schema, Serde
-from statestore.stores.objects import Objects, objects_of
+from statestore.serdes.objects import Objects, objects_of
 
 _sorted = msgspec.json.Encoder(order="sorted").encode
 Read = Callable[[bytes], Any]
@@ -47,7 +47,7 @@ def avro_serde(text: str, kind: Any) -> Serde[Any]:
 
 def _arrow_form(parsed: Any, objects: Objects) -> ArrowForm:
     # Loads Arrow, for pipelines that use it.
-    forms = importlib.import_module("statestore.stores.avro_in_arrow")
+    forms = importlib.import_module("statestore.serdes.avro_in_arrow")
 
     def read(data: bytes) -> Any:
         found = _read(parsed, None, lambda found: found, data)
@@ -64,7 +64,7 @@ def _arrow_form(parsed: Any, objects: Objects) -> ArrowForm:
 
 
 def avro_text(schema: object) -> str:
-    """Return a schema given as text, dict or list as text; Misuse if it is no Avro schema."""
+    """Return a schema given as text, dict or list as text; Misuse if it is not an Avro schema."""
     text = schema if isinstance(schema, str) else _sorted(schema).decode()
     parsed_avro(text)
     return text

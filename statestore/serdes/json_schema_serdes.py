@@ -11,7 +11,7 @@ from jsonschema.validators import validator_for
 
 from statestore.errors import Misuse
 from statestore.model.records import ArrowForm, Schema, Serde
-from statestore.stores.objects import objects_of
+from statestore.serdes.objects import objects_of
 
 encode = msgspec.json.Encoder(order="deterministic").encode
 _sorted = msgspec.json.Encoder(order="sorted").encode
@@ -51,14 +51,14 @@ def _arrow_form(
     kind: Any, read: Callable[[bytes], Any], write: Callable[[Any], bytes]
 ) -> ArrowForm:
     # Loads Arrow, for pipelines that use it.
-    made: ArrowForm = importlib.import_module("statestore.stores.arrow_forms").TypedForm(
+    made: ArrowForm = importlib.import_module("statestore.serdes.arrow_forms").TypedForm(
         kind, read, lambda objects: list(map(write, objects))
     )
     return made
 
 
 def json_schema_text(schema: object) -> str:
-    """Return a schema given as text or as a dict as text; Misuse if it is no JSON Schema."""
+    """Return a schema given as text or as a dict as text; Misuse if it is not a JSON Schema."""
     text = schema if isinstance(schema, str) else _sorted(schema).decode()
     try:
         _validator(msgspec.json.decode(text))

@@ -1,0 +1,123 @@
+"""StoreView: what a deployment says of one store, for whoever reads it.
+
+It is made once for a store and a deployment, not for each question.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from statestore import serdes
+from statestore.errors import Misuse
+from statestore.model.records import Serde
+from statestore.operations.deployed import Deployed, DeployedGlobal, DeployedStore
+from statestore.operations.pipelines import StoreSerdes, serdes_of
+from statestore.serdes import composed
+from statestore.stores.kinds.kind import StoreKind, StoreTerms
+from statestore.stores.kinds.registry import GLOBAL, kind_named
+from statestore.stores.specs import StoreSpec
+from statestore.topology.graph import Topology
+
+
+@dataclass(frozen=True)
+class StoreView:
+    """A store of an application: its kind, how to decode it, and where its rows come from.
+
+    `known`: what the topology deployed last says of it; None: nothing, and it is taken for a
+    key-value store. `inputs`: the topics that its stream tasks read.
+    """
+
+    name: str
+    application_id: str
+    kind: StoreKind
+    known: DeployedStore | DeployedGlobal | None
+    terms: StoreTerms
+    partitions: int | None
+    inputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, deployed: Deployed, application_id: str, store: str) -> "StoreView":
+        """Describe a store as deployed."""
+        shared = deployed.global_stores.get(store)
+        if shared is not None:
+            return cls(store, application_id, GLOBAL, shared, StoreTerms(), None, ())
+        known = deployed.stores.get(store)
+        inputs = tuple(
+            topic
+            for part in deployed.sub_topologies
+            if known is not None and part.ordinal == known.sub_topology
+            for topic in part.topics(application_id)
+        )
+        return cls(
+            store,
+            application_id,
+            kind_named(deployed.kind(store)),
+            known,
+            StoreTerms() if known is None else known.terms,
+            deployed.partitions(store),
+            inputs,
+        )
+
+    @property
+    def is_global(self) -> bool:
+        """Whether it is the store of a global table, which belongs to no stream task."""
+        return self.kind is GLOBAL
+
+    @property
+    def sub_topology(self) -> int | None:
+        """Whose stream tasks have it; None: all that were found with it, or none."""
+        return self.known.sub_topology if isinstance(self.known, DeployedStore) else None
+
+    @property
+    def cannot_be_read(self) -> str | None:
+        """Why nobody but its owner can read it; None: others can."""
+        if not self.kind.is_readable:
+            return "it is of a class of your own: only that can read its files"
+        if isinstance(self.known, DeployedStore) and not self.known.persistent:
+            return "it is in memory: it has no files to look into"
+        return None
+
+    @cached_property
+    def in_bytes(self) -> StoreSpec:
+        """How to read it in bytes; Misuse if only its own class can."""
+        return self.spec(serdes.BYTES, serdes.BYTES)
+
+    def spec(self, key_serde: Serde[Any], value_serde: Serde[Any]) -> StoreSpec:
+        """How to read it with these serdes; of a store with windows, `key_serde` is of their keys.
+
+        Where no retention was recorded, nothing expires. Misuse if only its own class can read it.
+        """
+        if not self.kind.is_readable:
+            raise Misuse(f"store {self.name!r} cannot be read: {self.cannot_be_read}")
+        return self.kind.spec_at_rest(self.name, key_serde, value_serde, self.terms)
+
+    @property
+    def key_serde(self) -> str | None:
+        """The name of the serde of its keys, without their windows; None: it was not deployed."""
+        if self.known is None:
+            return None
+        windows = composed.of_windowed(self.known.key_serde)
+        return self.known.key_serde if windows is None else windows.inner
+
+    def serdes(
+        self, way_out: str, *, raw: bool = False, topology: Topology | None = None
+    ) -> StoreSerdes:
+        """Return the serdes of its keys and values: those of `topology`, or those deployed.
+
+        Misuse if the library does not have them, with what the caller may do about it.
+        """
+        if raw:
+            return StoreSerdes(serdes.BYTES, serdes.BYTES)
+        if topology is not None:
+            return serdes_of(topology, self.name, self.application_id)
+        if self.known is None or self.key_serde is None:
+            raise Misuse(
+                f"store {self.name!r} is not in the topology deployed last, so nothing says how to "
+                f"decode it: {way_out}"
+            )
+        try:
+            return StoreSerdes(
+                serdes.by_name(self.key_serde), serdes.by_name(self.known.value_serde)
+            )
+        except Misuse as error:
+            raise Misuse(f"store {self.name!r}: {error}: {way_out}") from error

@@ -1,0 +1,37 @@
+"""Serdes of which only a name and a schema are known, as topology.json keeps them."""
+
+import importlib
+
+from statestore import serdes
+from statestore.model.records import ArrowForm, Schema, Serde
+from statestore.serdes.serde_names import head_of
+
+
+def by_description(name: str, schema: Schema | None) -> Serde[object]:
+    """Return the serde of that name, which reads values as dicts and lists; Misuse if none can.
+
+    With the schema of JSON of a type it also knows the Arrow type of its values, and with that of
+    Avro it reads what no name alone says how to read.
+    """
+    kind = None if schema is None else schema.kind
+    match head_of(name):
+        case "JSON" if schema is not None and kind == "JSON":
+            text = schema.text
+            plain = serdes.JSON
+            return Serde(
+                name,
+                plain.serialize,
+                plain.deserialize,
+                schema=schema,
+                arrow=lambda: _form_of(text),
+            )
+        case "AVRO" if schema is not None and kind == "AVRO":
+            return serdes.avro(schema.text)
+    return serdes.by_name(name)
+
+
+def _form_of(text: str) -> ArrowForm:
+    # Loads Arrow, for whoever reads columns.
+    module = importlib.import_module("statestore.serdes.arrow_of_schema")
+    made: ArrowForm = module.form_of_schema(text)
+    return made

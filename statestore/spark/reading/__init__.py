@@ -1,0 +1,1 @@
+"""How the Data Source `transactional_store` reads: options, columns, rows and changes."""

@@ -1,0 +1,228 @@
+"""The options of the Data Source, and what they ask for."""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from statestore import serdes
+from statestore.commands.arguments import StateArguments, parse_state_arguments
+from statestore.errors import Misuse
+from statestore.model.modes import parse_time, to_ms
+from statestore.model.records import Serde
+from statestore.operations.changes import STARTS, STATE, shape_of_log
+from statestore.operations.deployed import DeployedSchema
+from statestore.operations.pipelines import load_pipeline, serdes_of
+from statestore.operations.rows import Shape, Times, shape_of
+from statestore.runtime import Runtime
+from statestore.serdes import composed
+from statestore.serdes.described import by_description
+from statestore.spark.reading.typed_columns import TIME, WAYS_OUT, ColumnDecoder, decoder_of
+from statestore.stores.kinds.registry import kind_named
+
+NAME: Final = "transactional_store"
+COMMON: Final = frozenset({
+    "application_id", "state_dir", "config", "bootstrap_servers", "target", "store", "partition",
+    "raw", "typed", "columns", "pipeline",
+})  # fmt: skip
+"""The options of every read of a store."""
+_OF_CHANGES: Final = COMMON | {
+    "changes", "startingoffsets", "maxoffsetspertrigger", "failondataloss",
+}  # fmt: skip
+_OF_ROWS: Final = COMMON | {"as_of", "from_time", "to_time", "changelog", "audit", "export"}
+
+
+class AskedColumns(NamedTuple):
+    """Which columns there are, and how keys and values become theirs; it carries no secret.
+
+    `asked`: the names of the columns that were asked for; empty: all.
+    """
+
+    arguments: StateArguments
+    shape: Shape
+    raw: bool = False
+    typed: bool = True
+    pipeline: str | None = None
+    asked: tuple[str, ...] = ()
+
+    def wanted(self, all_of_them: pa.Schema) -> pa.Schema:
+        """Return those of the columns that were asked for; Misuse if there is no such column."""
+        unknown = [name for name in self.asked if name not in all_of_them.names]
+        if unknown:
+            raise Misuse(
+                f"{NAME}: store {self.shape.store!r} has no column {unknown[0]!r}; it has "
+                f"{', '.join(all_of_them.names)}"
+            )
+        return pa.schema([all_of_them.field(name) for name in self.asked or all_of_them.names])
+
+    def sides(self) -> tuple[ColumnDecoder, ColumnDecoder]:
+        """Return how keys and how values become a column."""
+        if self.raw:
+            return decoder_of(serdes.BYTES), decoder_of(serdes.BYTES)
+        key, value = self.serdes()
+        return decoder_of(key, typed=self.typed), decoder_of(value, typed=self.typed)
+
+    def serdes(self) -> tuple[Serde[Any], Serde[Any]]:
+        """Return the serdes of the keys themselves, and of values."""
+        shape = self.shape
+        if self.pipeline is not None:
+            application = self.arguments.application_id
+            return serdes_of(load_pipeline(self.pipeline), shape.store, application)
+        key_serde = shape.key_serde
+        found = composed.of_windowed(key_serde or "")
+        if found is not None:
+            key_serde = found.inner
+        if key_serde is None or shape.value_serde is None:
+            raise Misuse(
+                f"store {shape.store!r} is not in the topology deployed last, so nothing says how "
+                f"to decode it: pass {WAYS_OUT}"
+            )
+        try:
+            return (
+                by_description(key_serde, _schema(shape.key_schema)),
+                by_description(shape.value_serde, _schema(shape.value_schema)),
+            )
+        except Misuse as error:
+            raise Misuse(f"store {shape.store!r}: {error}: pass {WAYS_OUT}") from error
+
+
+class Plan(NamedTuple):
+    """What to read of the rows of a store, and where the settings are found."""
+
+    columns: AskedColumns
+    as_of_ms: int | None
+    changelog: bool
+    times: Times | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """The store."""
+        return self.columns.shape
+
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        key, value = self.columns.sides()
+        fields = [("stream_task", pa.string()), ("partition", pa.int32()), ("key", key.type)]
+        fields += [(name, TIME) for name in kind_named(self.shape.kind).span_columns]
+        return self.columns.wanted(pa.schema([*fields, ("value", value.type)]))
+
+
+class StreamPlan(NamedTuple):
+    """What to read of the changes of a store.
+
+    `starting`: one of `changes.STARTS`. `offsets_max`: about how many offsets a batch has; None:
+    all there are. `lossless`: a query fails where changes are gone.
+    """
+
+    columns: AskedColumns
+    starting: str = STATE
+    offsets_max: int | None = None
+    lossless: bool = True
+
+    def schema(self) -> pa.Schema:
+        """The columns. When a version ends is not known as long as it is the latest."""
+        key, value = self.columns.sides()
+        kind = kind_named(self.columns.shape.kind)
+        spans = kind.span_columns[:1] if kind.keeps_history else kind.span_columns
+        fields = [("stream_task", pa.string()), ("partition", pa.int32()), ("key", key.type)]
+        fields += [*((name, TIME) for name in spans), ("value", value.type)]
+        fields += [("change", pa.string()), ("offset", pa.int64()), ("timestamp", TIME)]
+        return self.columns.wanted(pa.schema(fields))
+
+
+def stream_plan_of(options: dict[str, str]) -> StreamPlan:
+    """Return what the options of a stream of changes ask for; Misuse names one that is wrong."""
+    options = {name.lower(): text for name, text in options.items()}
+    if not is_set(options, "changes"):
+        raise Misuse(
+            f'{NAME}: a stream has the changes of a store: pass .option("changes", "true"), '
+            "without which Spark is given the columns of rows"
+        )
+    arguments = arguments_of(options, _OF_CHANGES)
+    starting = options.get("startingoffsets", STATE)
+    if starting not in STARTS:
+        raise Misuse(f"{NAME}: startingOffsets = {starting!r}: want {', '.join(STARTS)}")
+    limit = options.get("maxoffsetspertrigger")
+    if limit is not None and not (limit.isdecimal() and int(limit)):
+        raise Misuse(f"{NAME}: maxOffsetsPerTrigger = {limit!r}: want a number above 0")
+    partition = options.get("partition")
+    shape = shape_of_log(
+        Runtime(arguments.settings()),
+        options["store"],
+        None if partition is None else int(partition),
+    )
+    return StreamPlan(
+        columns_of(options, arguments, shape),
+        starting,
+        None if limit is None else int(limit),
+        is_set(options, "failondataloss", otherwise="true"),
+    )
+
+
+def plan_of(options: dict[str, str]) -> Plan:
+    """Return what the options of a read of rows ask for; Misuse names one that is wrong."""
+    arguments = arguments_of(options, _OF_ROWS)
+    partition = options.get("partition")
+    shape = shape_of(
+        Runtime(arguments.settings()),
+        options["store"],
+        None if partition is None else int(partition),
+        options.get("export"),
+    )
+    for name in ("as_of", "from_time", "to_time"):
+        if name in options and not kind_named(shape.kind).keeps_history:
+            raise Misuse(f"store {shape.store!r} keeps no history: leave {name} out")
+    as_of_ms, times = _time_ms(options, "as_of"), None
+    if "from_time" in options or "to_time" in options:
+        if as_of_ms is not None:
+            raise Misuse(f"{NAME}: pass as_of, or from_time and to_time, not both")
+        times = Times(_time_ms(options, "from_time"), _time_ms(options, "to_time"))
+        if times.first_ms is not None and times.last_ms is not None and times > times[::-1]:
+            raise Misuse(f"{NAME}: from_time is after to_time: swap them")
+    return Plan(
+        columns_of(options, arguments, shape), as_of_ms, is_set(options, "changelog"), times
+    )
+
+
+def arguments_of(options: Mapping[str, str], known: frozenset[str]) -> StateArguments:
+    """Return where the settings are found; Misuse if an option is not known, or none is a store."""
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise Misuse(f"{NAME} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    if not options.get("store"):
+        raise Misuse(f'{NAME}: which store? pass .option("store", …)')
+    named = {name: options.get(name) for name in ("application_id", "state_dir", "config")}
+    named |= {name: options.get(name) for name in ("bootstrap_servers", "target")}
+    arguments = parse_state_arguments({**named, "pairs": ()}).for_workers()
+    if "pipeline" in options and is_set(options, "raw"):
+        raise Misuse(f"{NAME}: raw rows are not decoded: leave pipeline out, or raw")
+    return arguments
+
+
+def columns_of(options: Mapping[str, str], arguments: StateArguments, shape: Shape) -> AskedColumns:
+    """Return what the options say of the columns."""
+    asked = [name.strip() for name in options.get("columns", "").split(",")]
+    return AskedColumns(
+        arguments,
+        shape,
+        is_set(options, "raw"),
+        is_set(options, "typed", otherwise="true"),
+        options.get("pipeline"),
+        tuple(name for name in asked if name),
+    )
+
+
+def is_set(options: Mapping[str, str], name: str, *, otherwise: str = "false") -> bool:
+    """Return whether an option is true; Misuse if it is neither true nor false."""
+    text = options.get(name, otherwise).lower()
+    if text not in {"true", "false"}:
+        raise Misuse(f"{NAME}: {name} = {text!r}: want true or false")
+    return text == "true"
+
+
+def _time_ms(options: Mapping[str, str], name: str) -> int | None:
+    return to_ms(parse_time(options[name])) if name in options else None
+
+
+def _schema(found: DeployedSchema | None) -> Any:
+    return None if found is None else found.schema()
