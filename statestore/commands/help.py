@@ -1,9 +1,11 @@
-"""How a group of commands lists them: each with its whole first sentence."""
+"""How a group of commands lists them, each with its whole first sentence, and is interrupted."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import click
+
+from statestore.commands.interrupts import plain_interrupts
 
 _SENTENCE_MAX = 500
 
@@ -13,6 +15,11 @@ class CommandGroup(click.Group):
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Titles, and the commands under them; without any, all stand under one title."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; it ends with "Aborted!" wherever an interrupt meets it."""
+        with plain_interrupts():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, by sections."""

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from statestore.commands.arguments import RunArguments, parse_run, run_options
+from statestore.commands.interrupts import plain_interrupts
 from statestore.commands.printing import cell_text
 from statestore.commands.progress import shown_run
 from statestore.errors import HostFailure, failure_fields
@@ -132,7 +133,8 @@ def _run(
 
     try:
         tell = click.echo if as_json else lambda _line: None
-        return report_run(flags, work, tell, ending=stop.asked)
+        with plain_interrupts():
+            return report_run(flags, work, tell, ending=stop.asked)
     except KeyboardInterrupt:
         os.write(2, _AT_ONCE)
         sys.exit(128 + stop.number)

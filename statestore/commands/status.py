@@ -2,7 +2,8 @@
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from statestore.commands.arguments import deployment_options, parse_deployment, parse_span
+from statestore.commands.interrupts import plain_interrupts
 from statestore.errors import (
     AuditFailed,
     AuditTooOld,
@@ -278,24 +280,34 @@ def _row(task: TaskStatus) -> list[Text]:
     ]
 
 
+@contextmanager
+def _shown(found: Status, console: Console, *, as_json: bool) -> Iterator[Callable[[Status], None]]:
+    """Show what was found, and yield what shows the next: in its place on a terminal."""
+    if not as_json and console.is_terminal:
+        with Live(rendered(found), console=console, auto_refresh=False) as live:
+            yield lambda status: live.update(rendered(status), refresh=True)
+        return
+
+    def show(status: Status) -> None:
+        if as_json:
+            _echo(status, None)
+        else:
+            console.print(rendered(status))
+
+    show(found)
+    yield show
+
+
 def _watch(look: Any, *, as_json: bool) -> Status:
     """Look again until Ctrl-C; unless on a terminal, write one line or table after another."""
     console, pause = Console(file=sys.stdout), threading.Event()
     found: Status = look()
     try:
-        if as_json or not console.is_terminal:
-            while True:
-                if as_json:
-                    _echo(found, None)
-                else:
-                    console.print(rendered(found))
-                pause.wait(EVERY_S)
-                found = look()
-        with Live(rendered(found), console=console, auto_refresh=False) as live:
+        with plain_interrupts(), _shown(found, console, as_json=as_json) as show:
             while True:
                 pause.wait(EVERY_S)
                 found = look()
-                live.update(rendered(found), refresh=True)
+                show(found)
     except KeyboardInterrupt:
         return found
 
