@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         VersionedRecord,
         Windowed,
     )
-    from statestore.operations.run import RunSummary
+    from statestore.operations.running.run import RunSummary
     from statestore.runtime.public import open_snapshot, open_store, run
     from statestore.settings import Settings
     from statestore.stores.contracts import (
@@ -123,7 +123,7 @@ else:
             "VersionedRecord",
             "Windowed",
         ),
-        "statestore.operations.run": ("RunSummary",),
+        "statestore.operations.running.run": ("RunSummary",),
         "statestore.settings": ("Settings",),
         "statestore.stores.contracts": (
             "KeyValueStore",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from statestore.layout.folders import StateLayout
-from statestore.operations.status import StatusReader
+from statestore.operations.status.status import StatusReader
 from statestore.ports import Clock, MonitoringClient
 from statestore.runtime import Runtime
 from statestore.settings import Settings

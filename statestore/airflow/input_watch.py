@@ -12,7 +12,7 @@ from typing import Any
 
 from statestore.commands.arguments import StateArguments
 from statestore.errors import Action, StateStoreError
-from statestore.operations.waiting_input import Threshold, waiting_input
+from statestore.operations.running.waiting_input import Threshold, waiting_input
 from statestore.runtime import Runtime
 from statestore.settings import Settings, expand
 

@@ -19,8 +19,8 @@ import msgspec
 from statestore.applications import ConfiguredApplication
 from statestore.errors import Misuse, UnknownApplication
 from statestore.model.modes import TIME_MAX_MS, Time, parse_time
-from statestore.operations.run import RunRequest
-from statestore.operations.serving import FOREVER, run_request
+from statestore.operations.running.run import RunRequest
+from statestore.operations.running.runner import FOREVER, run_request
 from statestore.runtime import portable_target
 from statestore.settings import Settings, expand, shows_secret
 from statestore.tasks.slot import FOREVER_MS

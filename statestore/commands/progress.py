@@ -31,7 +31,7 @@ from statestore.layout.works import RESTORE, Unit, Works, together, work_text
 from statestore.model.left_out import Cause, Fate
 from statestore.model.texts import held_text, span_text, time_text
 from statestore.operations.environment import Environment
-from statestore.operations.lags import total_of
+from statestore.operations.status.lags import total_of
 from statestore.operations.works import catch_up_of, running, works_in
 from statestore.ports import Clock
 from statestore.tasks.plan import Standing

@@ -26,10 +26,10 @@ from statestore.extras import needed
 from statestore.metrics import GatheredFigures
 from statestore.model.left_out import left_out_lines
 from statestore.model.texts import held_text
-from statestore.operations.continuous import serve_run
 from statestore.operations.pipelines import load_pipeline
-from statestore.operations.run import Run, RunSummary
-from statestore.operations.serving import serve_here
+from statestore.operations.running.continuous import serve_run
+from statestore.operations.running.run import Run, RunSummary
+from statestore.operations.running.runner import serve_here
 from statestore.operations.works import works_in
 from statestore.runtime import Runtime
 from statestore.runtime.workers import serve_by_workers

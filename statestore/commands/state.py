@@ -24,11 +24,11 @@ from statestore.commands.progress import shown_progress
 from statestore.errors import Misuse, failure_fields
 from statestore.layout.works import Unit
 from statestore.model.ids import TaskId
-from statestore.operations.migrate import MigrationReport, migrate
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.relocation.apply import RelocationReport, relocate
 from statestore.operations.relocation.plan import Choices, Move
-from statestore.operations.upgrade import UpgradeReport, upgrade_to_versioned
+from statestore.operations.rewriting.migrate import MigrationReport, migrate
+from statestore.operations.rewriting.upgrade import UpgradeReport, upgrade_to_versioned
 from statestore.runtime import Runtime
 
 _COLUMNS = ("store", "partition", "from", "to", "bytes", "why")

@@ -28,9 +28,9 @@ from statestore.errors import (
 from statestore.layout.audits import AuditVerdict
 from statestore.layout.works import WorkState
 from statestore.model.texts import held_text, size_text, span_text, time_text
-from statestore.operations.lags import totals_of
-from statestore.operations.left_out import left_out_rows
-from statestore.operations.status import State, Status, StatusReader, TaskStatus
+from statestore.operations.status.lags import totals_of
+from statestore.operations.status.left_out import left_out_rows
+from statestore.operations.status.status import State, Status, StatusReader, TaskStatus
 from statestore.runtime import Runtime
 
 EVERY_S = 2.0

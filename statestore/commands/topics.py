@@ -10,13 +10,13 @@ from statestore.commands.arguments import check_options, parse_run
 from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows
 from statestore.errors import Misuse
-from statestore.operations.create_topics import (
+from statestore.operations.pipelines import load_pipeline
+from statestore.operations.running.create_topics import (
     NeededTopic,
     Partitions,
     check_topics,
     create_topics,
 )
-from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime
 
 

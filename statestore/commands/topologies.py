@@ -14,10 +14,10 @@ from statestore.commands.arguments import (
 from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows
 from statestore.model.ids import TaskId
-from statestore.operations.matching import with_matches
 from statestore.operations.pipelines import load_pipeline
-from statestore.operations.run import StartPreview
-from statestore.operations.serving import check_run
+from statestore.operations.running.run import StartPreview
+from statestore.operations.running.runner import check_run
+from statestore.operations.start.matching import with_matches
 from statestore.runtime import Runtime
 
 

@@ -23,9 +23,9 @@ from statestore.errors import Misuse, RecordFailed, TaskCorrupted, TopicMissing,
 from statestore.model.batch import Batch
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import BYTES
-from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
+from statestore.operations.looking.at_rest import existing_application
 from statestore.operations.rows import Shape, logged_rows, shape_in
 from statestore.ports import Bounds
 from statestore.stores.kinds.kind import LoggedChanges

@@ -26,11 +26,11 @@ from statestore.layout.files import folders_in, publish, remove
 from statestore.layout.folders import StateLayout
 from statestore.layout.global_versions import GlobalVersions
 from statestore.model.ids import TopicPartition
-from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.matching import OwnTopics, matched_now
+from statestore.operations.looking.at_rest import existing_application
 from statestore.operations.relocation.disk import journal_file
+from statestore.operations.start.matching import OwnTopics, matched_now
 from statestore.ports import Bounds, GroupOffset
 from statestore.tasks.plan import transactional_ids
 

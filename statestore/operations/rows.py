@@ -10,12 +10,12 @@ import msgspec
 from statestore.errors import Misuse, UnknownStore
 from statestore.model.batch import in_lots
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.at_rest import NO_TERMS, StoresAtRest, in_bytes, open_reader
 from statestore.operations.audits.perform import log_side
 from statestore.operations.audits.rows import AuditRows, Subject
 from statestore.operations.deployed import Deployed, DeployedSchema, DeployedStore
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
+from statestore.operations.looking.at_rest import NO_TERMS, StoresAtRest, in_bytes, open_reader
 from statestore.stores.kinds.kind import AnyReader, Columns, StoreKind, StoreTerms
 from statestore.stores.kinds.registry import kind_named
 from statestore.stores.reads import Entry, RowScan

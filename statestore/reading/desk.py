@@ -10,8 +10,8 @@ from typing import NamedTuple, Self
 
 from statestore.errors import Misuse
 from statestore.model.ids import TaskId
-from statestore.operations.at_rest import StoresAtRest
 from statestore.operations.environment import Environment
+from statestore.operations.looking.at_rest import StoresAtRest
 from statestore.reading.questions import Range
 from statestore.reading.views import StoreView
 from statestore.stores.kinds.kind import AnyReader

@@ -15,14 +15,14 @@ from statestore.errors import Misuse
 from statestore.extras import needed
 from statestore.model.modes import IsolationLevel, Span, Time
 from statestore.model.records import Serde
-from statestore.operations.at_rest import HeldFiles, StoresAtRest, open_reader, spec_of
-from statestore.operations.continuous import serve_run
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
+from statestore.operations.looking.at_rest import HeldFiles, StoresAtRest, open_reader, spec_of
+from statestore.operations.looking.snapshots import Snapshots
 from statestore.operations.pipelines import serdes_of
-from statestore.operations.run import Run, RunSummary
-from statestore.operations.serving import LATEST, run_request, serve_here
+from statestore.operations.running.continuous import serve_run
+from statestore.operations.running.run import Run, RunSummary
+from statestore.operations.running.runner import LATEST, run_request, serve_here
 from statestore.operations.shipping import packed
-from statestore.operations.snapshots import Snapshots
 from statestore.runtime import Runtime, SystemClock
 from statestore.runtime.databases import open_built_in
 from statestore.runtime.workers import check_workers, serve_by_workers

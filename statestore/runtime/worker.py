@@ -34,8 +34,8 @@ from statestore.metrics import (
     task_figures,
 )
 from statestore.operations.pipelines import load_pipeline
-from statestore.operations.run import PlannedTask, RunRequest
-from statestore.operations.serving import serve_planned
+from statestore.operations.running.run import PlannedTask, RunRequest
+from statestore.operations.running.runner import serve_planned
 from statestore.operations.shipping import unpacked
 from statestore.runtime import Runtime
 from statestore.settings import Settings

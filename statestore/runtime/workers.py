@@ -21,8 +21,8 @@ from typing import Final, Self, assert_never
 
 from statestore.errors import HostFailure, Misuse
 from statestore.metrics import GatheredFigures, LeftOutTotals, StoreFigures, TaskFigures
-from statestore.operations.run import PlannedTask, Run, RunSummary
-from statestore.operations.serving import serve_waves, shares_of, untold
+from statestore.operations.running.run import PlannedTask, Run, RunSummary
+from statestore.operations.running.runner import serve_waves, shares_of, untold
 from statestore.runtime.worker import SIGNALS, Done, Failed, Figures, Hello, News, Share, Stop
 from statestore.tasks.plan import Standing, TaskReport
 from statestore.tasks.slot import Ending, Tell

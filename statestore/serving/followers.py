@@ -23,7 +23,7 @@ from statestore.layout.owners import Owner, read_owner
 from statestore.model.ids import TaskId
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.snapshots import Snapshots
+from statestore.operations.looking.snapshots import Snapshots
 from statestore.serving.replicas import Replica
 from statestore.tasks.progress import read_progress
 

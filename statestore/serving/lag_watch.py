@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from statestore.errors import StateStoreError
 from statestore.model.ids import TaskId
-from statestore.operations import lags
 from statestore.operations.deployed import Deployed
 from statestore.operations.environment import Environment
-from statestore.operations.matching import OwnTopics
+from statestore.operations.start.matching import OwnTopics
+from statestore.operations.status import lags
 
 _EVERY_S = 5.0
 

@@ -15,14 +15,14 @@ import msgspec
 from statestore.errors import Misuse, Unavailable
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.model.served import Freshness
-from statestore.operations.at_rest import (
+from statestore.operations.deployed import Deployed
+from statestore.operations.environment import Environment
+from statestore.operations.looking.at_rest import (
     StoresAtRest,
     existing_application,
     tasks_text,
 )
-from statestore.operations.deployed import Deployed
-from statestore.operations.environment import Environment
-from statestore.operations.homes import homes
+from statestore.operations.looking.likely_partitions import homes
 from statestore.reading.decoding import Decoding
 from statestore.reading.questions import Range
 from statestore.reading.views import StoreView

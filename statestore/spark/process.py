@@ -13,7 +13,7 @@ import click
 from statestore.cli import set_up_logging
 from statestore.commands.arguments import RunArguments, run_options
 from statestore.commands.running import report_run, summary_line
-from statestore.operations.run import Run, RunSummary
+from statestore.operations.running.run import Run, RunSummary
 from statestore.spark.program import run_program
 from statestore.spark.session import spark_session
 from statestore.spark.waves import run_waves

@@ -6,8 +6,8 @@ from statestore.commands.arguments import RunArguments
 from statestore.errors import InvalidSetting, Misuse
 from statestore.extras import require_one_pyspark
 from statestore.model.modes import Span, Time, to_ms
-from statestore.operations.run import RunSummary
-from statestore.operations.serving import run_request, start_run
+from statestore.operations.running.run import RunSummary
+from statestore.operations.running.runner import run_request, start_run
 from statestore.operations.shipping import packed
 from statestore.runtime import Runtime
 from statestore.settings import Settings, is_secret

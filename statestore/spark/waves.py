@@ -18,8 +18,8 @@ from statestore.commands.arguments import RunArguments
 from statestore.commands.progress import logged_works
 from statestore.errors import InvalidSetting, Misuse
 from statestore.faults import VARIABLE
-from statestore.operations.run import PlannedTask, Run, RunSummary
-from statestore.operations.serving import shares_of
+from statestore.operations.running.run import PlannedTask, Run, RunSummary
+from statestore.operations.running.runner import shares_of
 from statestore.spark.session import Slots, raise_first_error
 from statestore.spark.worker import REPORT_SCHEMA, PlanRow, serving
 from statestore.tasks.plan import TaskReport

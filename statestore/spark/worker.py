@@ -25,8 +25,8 @@ from statestore.commands.arguments import RunArguments
 from statestore.errors import Action, Locked, Misuse, StateStoreError, failure_fields
 from statestore.faults import arm
 from statestore.operations.pipelines import load_pipeline
-from statestore.operations.run import PlannedTask, RunRequest
-from statestore.operations.serving import serve_planned
+from statestore.operations.running.run import PlannedTask, RunRequest
+from statestore.operations.running.runner import serve_planned
 from statestore.operations.shipping import unpacked
 from statestore.runtime import Runtime
 from statestore.tasks.plan import TaskReport

@@ -27,9 +27,9 @@ from statestore.model.batch import Batch, Column
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import EVENT_TIME_MAX_MS, Span, Time, span_ms, to_ms
 from statestore.model.records import Header, K, Record, Serde, SerdeContext, Side, V
-from statestore.operations.matching import OwnTopics
-from statestore.operations.run import check_named
-from statestore.operations.topics import dead_letter_topics, internal_topics
+from statestore.operations.running.run import check_named
+from statestore.operations.start.matching import OwnTopics
+from statestore.operations.start.topics import dead_letter_topics, internal_topics
 from statestore.ports import TopicSpec
 from statestore.serdes import composed
 from statestore.settings import Settings

@@ -1,7 +1,8 @@
 """Patterns of topics: a source that reads every topic whose name its pattern matches.
 
 A topology holds the pattern alone. Which topics it matches is found out once per run, by the
-planner (operations/matching.py), and reaches the stream tasks with their plans (docs/adr/0035).
+planner (operations/start/matching.py), and reaches the stream tasks with their plans
+(docs/adr/0035).
 """
 
 import re

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from statestore.layout.audits import AuditVerdict
 from statestore.model.texts import span_text
-from statestore.operations.status import State, Status
+from statestore.operations.status.status import State, Status
 
 _LITTLE_S: Final = 60.0
 _OLD_AUDIT_S: Final = 2 * 86_400.0

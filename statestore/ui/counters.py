@@ -5,8 +5,8 @@ from typing import Final, NamedTuple
 
 from statestore.model.left_out import LeftOut
 from statestore.model.texts import number_text
-from statestore.operations.left_out import LeftOutStatus
-from statestore.operations.status import Status
+from statestore.operations.status.left_out import LeftOutStatus
+from statestore.operations.status.status import Status
 from statestore.ui.answers import Level
 
 _FAILED: Final = frozenset({"deserialization", "processing", "production", "punctuation"})

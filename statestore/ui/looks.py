@@ -22,11 +22,11 @@ from statestore.errors import HostFailure, Sparing, StateStoreError, UnknownAppl
 from statestore.layout import documents
 from statestore.layout.audits import AuditRecord, Audits
 from statestore.layout.documents import Amount, Count, Text, TimeMs
-from statestore.operations.at_rest import GlobalFiles, StoreFiles, StoresAtRest
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, Listed
-from statestore.operations.status import Status, StatusReader
+from statestore.operations.looking.at_rest import GlobalFiles, StoreFiles, StoresAtRest
+from statestore.operations.status.status import Status, StatusReader
 from statestore.ports import Clock
 from statestore.runtime import Runtime
 from statestore.settings import Settings, expand

@@ -10,11 +10,11 @@ from markupsafe import Markup
 
 from statestore.layout.audits import AuditVerdict
 from statestore.model.texts import number_text, size_text, span_text, stores_text, time_text
-from statestore.operations.at_rest import GlobalFiles, StoreFiles
 from statestore.operations.deployed import Deployed
 from statestore.operations.exports.manifest import made_after
-from statestore.operations.left_out import left_out_rows
-from statestore.operations.status import State, Status
+from statestore.operations.looking.at_rest import GlobalFiles, StoreFiles
+from statestore.operations.status.left_out import left_out_rows
+from statestore.operations.status.status import State, Status
 from statestore.ui.answers import Level, answers_of, level_of
 from statestore.ui.browser import Browsed, Question
 from statestore.ui.charts import sparkline

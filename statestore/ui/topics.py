@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from statestore.errors import Misuse, StateStoreError, Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header, Record, Serde
-from statestore.operations.clones.record import read_record, renamed, with_own_dead_letters
+from statestore.operations.clone_record import read_record, renamed, with_own_dead_letters
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.pipelines import load_pipeline

@@ -21,7 +21,7 @@ import click
 
 import statestore as ss
 from statestore import serdes
-from statestore.operations.migrate import migrate
+from statestore.operations.rewriting.migrate import migrate
 from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka

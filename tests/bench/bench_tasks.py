@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from statestore.commands.arguments import RunArguments
 from statestore.commands.running import report_run
-from statestore.operations.run import Run, RunSummary
+from statestore.operations.running.run import Run, RunSummary
 from statestore.spark.session import Slots, spark_session
 from statestore.spark.waves import commit_reports
 from statestore.tasks.slot import Ending

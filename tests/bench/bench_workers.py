@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
-from statestore.operations.run import PlannedTask
-from statestore.operations.serving import run_request, serve_planned, start_run, untold
+from statestore.operations.running.run import PlannedTask
+from statestore.operations.running.runner import run_request, serve_planned, start_run, untold
 from statestore.runtime import Runtime
 from statestore.runtime.workers import Workers
 from statestore.tasks.plan import TaskReport

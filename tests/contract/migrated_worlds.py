@@ -9,7 +9,7 @@ import statestore as ss
 from statestore import serdes
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
-from statestore.operations.run import Run, RunRequest
+from statestore.operations.running.run import Run, RunRequest
 from statestore.stores.in_windows import TIME_ROW
 from statestore.stores.migration import MARK
 from tests.contract.task_rig import TaskRig

@@ -3,7 +3,7 @@
 import statestore as ss
 from statestore import serdes
 from statestore.model.ids import TopicPartition
-from statestore.operations.run import Run, RunRequest
+from statestore.operations.running.run import Run, RunRequest
 from tests.contract.task_rig import APPLICATION, TaskRig, release
 
 REUSE = {"topology.optimization": "reuse.ktable.source.topics"}

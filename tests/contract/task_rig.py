@@ -15,7 +15,7 @@ from statestore.errors import StateStoreError
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Record
-from statestore.operations.topics import internal_topics
+from statestore.operations.start.topics import internal_topics
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime
 from statestore.runtime.databases import open_built_in

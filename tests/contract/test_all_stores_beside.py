@@ -29,8 +29,8 @@ from statestore.operations.exports.restore import restore_export
 from statestore.operations.relocation.apply import relocate
 from statestore.operations.relocation.plan import Choices
 from statestore.operations.reset import ResetTo, reset
-from statestore.operations.run import RunRequest, RunSummary
-from statestore.operations.serving import serve_here, start_run
+from statestore.operations.running.run import RunRequest, RunSummary
+from statestore.operations.running.runner import serve_here, start_run
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime
 from statestore.spark.datasource import TransactionalStore

@@ -16,8 +16,8 @@ from statestore import serdes
 from statestore.errors import Misuse, RecordFailed, UnknownStore
 from statestore.model.ids import TopicPartition
 from statestore.operations.changes import STARTS, ChangePlan, Reached, shape_of_log
-from statestore.operations.run import RunRequest
-from statestore.operations.serving import serve_here, start_run
+from statestore.operations.running.run import RunRequest
+from statestore.operations.running.runner import serve_here, start_run
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime
 from statestore.spark.datasource import TransactionalStore

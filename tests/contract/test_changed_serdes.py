@@ -15,7 +15,7 @@ from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.operations.deployed import read_deployed
 from statestore.operations.relocation.apply import RelocationReport
-from statestore.operations.run import Run, RunRequest
+from statestore.operations.running.run import Run, RunRequest
 from statestore.operations.shipping import packed, unpacked
 from tests.contract.task_rig import APPLICATION, TaskRig
 

@@ -15,8 +15,8 @@ from statestore import faults
 from statestore.errors import Misuse, Unavailable
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.operations.clone_record import as_deployed, read_record
 from statestore.operations.clones.clone import CloneReport, clone_export, drop_clone, seed
-from statestore.operations.clones.record import as_deployed, read_record
 from statestore.operations.exports.create import create_export_for_clones
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime

@@ -35,8 +35,8 @@ from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Record
 from statestore.operations.deployed import describe_deployment
 from statestore.operations.reset import ResetTo, reset
-from statestore.operations.run import RunRequest, RunSummary
-from statestore.operations.serving import (
+from statestore.operations.running.run import RunRequest, RunSummary
+from statestore.operations.running.runner import (
     FOREVER,
     check_run,
     run_request,
@@ -44,8 +44,8 @@ from statestore.operations.serving import (
     serve_planned,
     start_run,
 )
-from statestore.operations.status import Status, StatusReader, read_status
-from statestore.operations.topics import table_topics
+from statestore.operations.start.topics import table_topics
+from statestore.operations.status.status import Status, StatusReader, read_status
 from statestore.ports import Records, TopicSpec
 from statestore.runtime import Runtime, SystemClock
 from statestore.testing.memory_broker import MemoryBroker

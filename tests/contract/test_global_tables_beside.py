@@ -17,8 +17,8 @@ from statestore.operations.audits.perform import audit
 from statestore.operations.clones.clone import clone_export, drop_clone
 from statestore.operations.exports.create import create_export_for_clones
 from statestore.operations.reset import ResetTo, reset
-from statestore.operations.run import RunRequest
-from statestore.operations.serving import serve_here, start_run
+from statestore.operations.running.run import RunRequest
+from statestore.operations.running.runner import serve_here, start_run
 from statestore.spark.datasource import TransactionalStore
 from tests.contract.test_global_tables import INPUT, OUT, RATES, World
 

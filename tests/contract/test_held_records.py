@@ -11,8 +11,8 @@ from statestore import serdes
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.model.texts import held_text
-from statestore.operations.run import RunSummary
-from statestore.operations.status import read_status
+from statestore.operations.running.run import RunSummary
+from statestore.operations.status.status import read_status
 from statestore.stores.reads import Pair, RowScan
 from statestore.stores.staged_table import StagedTable
 from statestore.tasks.plan import Standing, TaskReport

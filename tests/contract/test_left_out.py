@@ -27,10 +27,10 @@ from statestore.metrics import GatheredFigures, StoreFigures, figures, left_out_
 from statestore.model.ids import TopicPartition
 from statestore.model.left_out import Fate, LeftOut, total
 from statestore.model.records import Record
-from statestore.operations.continuous import serve_run
-from statestore.operations.run import Run, RunRequest, RunSummary
-from statestore.operations.serving import serve_here, stream_tasks
-from statestore.operations.status import Status, read_status
+from statestore.operations.running.continuous import serve_run
+from statestore.operations.running.run import Run, RunRequest, RunSummary
+from statestore.operations.running.runner import serve_here, stream_tasks
+from statestore.operations.status.status import Status, read_status
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime
 from statestore.serving.prometheus import RunCollector, metrics_port

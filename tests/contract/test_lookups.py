@@ -26,11 +26,9 @@ from statestore.commands.status import rendered
 from statestore.errors import Misuse, StateStoreError, Unavailable
 from statestore.faults import CrashPoint
 from statestore.layout.files import read_whole
-from statestore.operations import lookups
-from statestore.operations.global_tables import GlobalTables
 from statestore.operations.reset import ResetTo, reset
-from statestore.operations.run import RunRequest
-from statestore.operations.serving import (
+from statestore.operations.running.run import RunRequest
+from statestore.operations.running.runner import (
     FOREVER,
     check_run,
     run_request,
@@ -38,7 +36,9 @@ from statestore.operations.serving import (
     serve_planned,
     start_run,
 )
-from statestore.operations.status import read_status
+from statestore.operations.start import lookups
+from statestore.operations.start.global_tables import GlobalTables
+from statestore.operations.status.status import read_status
 from statestore.targets import FsspecTarget
 from statestore.testing import TopologyTestDriver
 from tests.builders import eventually

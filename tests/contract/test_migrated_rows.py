@@ -21,8 +21,8 @@ from statestore.model.ids import TaskId
 from statestore.operations.audits.audit import require_pass
 from statestore.operations.audits.perform import audit
 from statestore.operations.deployed import publish_deployed, read_deployed
-from statestore.operations.migrate import migrate
-from statestore.operations.run import Run, RunRequest
+from statestore.operations.rewriting.migrate import migrate
+from statestore.operations.running.run import Run, RunRequest
 from statestore.stores import expiry
 from statestore.stores.migration import MARK
 from statestore.tasks import rewriting

@@ -22,7 +22,7 @@ from statestore.model.records import Record
 from statestore.operations.audits.audit import require_pass
 from statestore.operations.audits.perform import audit
 from statestore.operations.deployed import read_deployed
-from statestore.operations.migrate import migrate
+from statestore.operations.rewriting.migrate import migrate
 from statestore.operations.rows import committed_rows, shape_of
 from statestore.stores.migration import MARK
 from statestore.tasks import rewriting

@@ -23,22 +23,22 @@ from statestore.layout.folders import StateLayout
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.operations.clones.clone import clone_export
-from statestore.operations.create_topics import Partitions, create_topics
 from statestore.operations.deployed import read_deployed
 from statestore.operations.exports.create import create_export_for_clones
 from statestore.operations.relocation.apply import relocate
 from statestore.operations.relocation.plan import Choices
 from statestore.operations.reset import ResetTo, reset
-from statestore.operations.run import PlannedTask, RunRequest, RunSummary
-from statestore.operations.serving import (
+from statestore.operations.running.create_topics import Partitions, create_topics
+from statestore.operations.running.run import PlannedTask, RunRequest, RunSummary
+from statestore.operations.running.runner import (
     check_run,
     run_request,
     serve_here,
     serve_planned,
     start_run,
 )
-from statestore.operations.status import read_status
-from statestore.operations.waiting_input import waiting_input
+from statestore.operations.running.waiting_input import waiting_input
+from statestore.operations.status.status import read_status
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime
 from statestore.testing import TopologyTestDriver

@@ -10,9 +10,9 @@ from threading import Event, Thread
 
 import pytest
 
-from statestore.operations.continuous import serve_run
-from statestore.operations.run import RunSummary
-from statestore.operations.serving import run_request, serve_here
+from statestore.operations.running.continuous import serve_run
+from statestore.operations.running.run import RunSummary
+from statestore.operations.running.runner import run_request, serve_here
 from statestore.runtime import SystemClock
 from tests.builders import eventually
 from tests.contract.test_patterns import World, counting

@@ -11,11 +11,11 @@ from statestore import serdes
 from statestore.errors import InvalidSetting, TopologyMismatch
 from statestore.layout.files import read_checkpoint
 from statestore.model.ids import TaskId
-from statestore.operations.at_rest import StoresAtRest
 from statestore.operations.deployed import read_deployed
+from statestore.operations.looking.at_rest import StoresAtRest
 from statestore.operations.relocation.apply import relocate
 from statestore.operations.relocation.plan import Choices
-from statestore.operations.run import Run, RunRequest
+from statestore.operations.running.run import Run, RunRequest
 from tests.contract.source_logs import IN, REUSE, commit, entered, topology
 from tests.contract.task_rig import APPLICATION, TaskRig, rows_of
 

@@ -24,8 +24,8 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Record, Windowed
 from statestore.model.texts import time_text
-from statestore.operations.at_rest import spec_of
 from statestore.operations.deployed import describe_deployment
+from statestore.operations.looking.at_rest import spec_of
 from statestore.operations.relocation.plan import Disk, placement, plan_relocation
 from statestore.stores.in_windows import TIME_ROW, UNLOGGED
 from statestore.testing.driver import TopologyTestDriver

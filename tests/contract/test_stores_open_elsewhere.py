@@ -21,7 +21,7 @@ from statestore.operations.exports.restore import Choice, restore_export
 from statestore.operations.relocation.apply import relocate
 from statestore.operations.relocation.plan import Choices
 from statestore.operations.reset import ResetTo, reset
-from statestore.operations.upgrade import upgrade_to_versioned
+from statestore.operations.rewriting.upgrade import upgrade_to_versioned
 from statestore.runtime import Runtime
 from tests.builders import DEADLINE_S
 from tests.contract.test_all_stores_beside import World, begun, every_store

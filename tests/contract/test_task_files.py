@@ -16,7 +16,7 @@ from statestore.errors import FormatTooNew
 from statestore.layout.files import read_checkpoint, write_checkpoint
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.records import Record
-from statestore.operations.run import Run, RunRequest
+from statestore.operations.running.run import Run, RunRequest
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.tasks.task import StreamTask
 from statestore.testing.driver import TopologyTestDriver

@@ -13,8 +13,8 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Record
 from statestore.operations.deployed import describe_deployment, publish_deployed
-from statestore.operations.run import RunRequest
-from statestore.operations.serving import serve_here, start_run
+from statestore.operations.running.run import RunRequest
+from statestore.operations.running.runner import serve_here, start_run
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime, SystemClock
 from statestore.testing.memory_broker import MemoryBroker

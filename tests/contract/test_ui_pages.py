@@ -22,8 +22,8 @@ from statestore.layout.owners import Owner
 from statestore.layout.works import Unit, WorkNote, Works
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Record
-from statestore.operations.run import RunRequest
-from statestore.operations.serving import serve_here, start_run
+from statestore.operations.running.run import RunRequest
+from statestore.operations.running.runner import serve_here, start_run
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime, SystemClock
 from statestore.testing.memory_broker import MemoryBroker

@@ -25,7 +25,7 @@ from statestore.layout import documents
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import read_owner
 from statestore.layout.snapshots import Request, TaskSnapshots
-from statestore.operations.clones.record import CloneRecord, own_topics, publish_record, read_record
+from statestore.operations.clone_record import CloneRecord, own_topics, publish_record, read_record
 from statestore.operations.relocation.disk import journal_file
 from statestore.ports import Bounds
 from tests.builders import ROOT

@@ -10,9 +10,9 @@ from statestore.model.ids import TopicPartition
 from statestore.operations.audits.perform import audit
 from statestore.operations.exports.create import create_export
 from statestore.operations.exports.restore import Restore
-from statestore.operations.migrate import migrate
-from statestore.operations.status import State, Status, read_status
-from statestore.operations.upgrade import upgrade_to_versioned
+from statestore.operations.rewriting.migrate import migrate
+from statestore.operations.rewriting.upgrade import upgrade_to_versioned
+from statestore.operations.status.status import State, Status, read_status
 from statestore.operations.works import works_in
 from statestore.ports import Replayed
 from statestore.testing.memory_broker import MemoryBroker, MemoryChangelog

@@ -12,7 +12,7 @@ from statestore.layout.folders import StateLayout
 from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.perform import audit
 from statestore.operations.exports.create import create_export
-from statestore.operations.status import read_status
+from statestore.operations.status.status import read_status
 from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka

@@ -27,8 +27,8 @@ from scripts import flights_data
 from statestore import serdes
 from statestore.errors import Misuse
 from statestore.kafka.cluster import KafkaCluster
-from statestore.operations.run import RunSummary
-from statestore.operations.topics import internal_topics
+from statestore.operations.running.run import RunSummary
+from statestore.operations.start.topics import internal_topics
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S
 

@@ -11,10 +11,10 @@ import pytest
 import statestore as ss
 from statestore.faults import CrashPoint
 from statestore.layout.audits import AuditedStore, AuditVerdict
-from statestore.operations.at_rest import StoresAtRest
 from statestore.operations.audits.perform import audit
 from statestore.operations.clones.clone import clone_export
 from statestore.operations.exports.create import create_export_for_clones
+from statestore.operations.looking.at_rest import StoresAtRest
 from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime
 from statestore.settings import Settings

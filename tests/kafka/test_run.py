@@ -17,7 +17,7 @@ from statestore.kafka.outbox import TransactionalOutbox
 from statestore.layout.files import read_checkpoint
 from statestore.layout.owners import read_owner
 from statestore.model.ids import TopicPartition
-from statestore.operations.serving import run_request, serve_planned, start_run
+from statestore.operations.running.runner import run_request, serve_planned, start_run
 from statestore.ports import Records
 from statestore.runtime import Runtime
 from statestore.settings import Settings

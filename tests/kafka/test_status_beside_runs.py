@@ -16,7 +16,7 @@ from statestore.kafka.clients import Trouble, producer
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import read_owner
 from statestore.model.ids import TaskId
-from statestore.operations.status import State, Status, StatusReader, read_status
+from statestore.operations.status.status import State, Status, StatusReader, read_status
 from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka

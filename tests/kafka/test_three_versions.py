@@ -16,7 +16,7 @@ import statestore as ss
 from statestore import serdes
 from statestore.operations.audits.audit import require_pass
 from statestore.operations.audits.perform import audit
-from statestore.operations.migrate import migrate
+from statestore.operations.rewriting.migrate import migrate
 from statestore.runtime import Runtime
 from statestore.settings import Settings
 from tests.contract.migrated_worlds import SERDES, SHAPES, STEPS, plain

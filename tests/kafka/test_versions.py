@@ -16,7 +16,7 @@ import statestore as ss
 from statestore.errors import Locked
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.layout import owners
-from statestore.operations.at_rest import StoresAtRest
+from statestore.operations.looking.at_rest import StoresAtRest
 from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime, SystemClock
 from statestore.settings import Settings

@@ -23,7 +23,7 @@ from statestore import serdes
 from statestore.errors import Unavailable
 from statestore.kafka.monitoring import KafkaMonitoringClient
 from statestore.layout.folders import StateLayout
-from statestore.operations.waiting_input import Threshold, WaitingInput, waiting_input
+from statestore.operations.running.waiting_input import Threshold, WaitingInput, waiting_input
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S, ROOT, eventually

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from statestore.errors import CommitUnknown, Fenced, Locked, Unavailable
 from statestore.layout.owners import read_owner
-from statestore.operations.run import PlannedTask
+from statestore.operations.running.run import PlannedTask
 from statestore.tasks.task import StreamTask
 from tests.simulation.stage import Stage
 from tests.simulation.world import Died, Process

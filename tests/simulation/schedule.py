@@ -12,7 +12,7 @@ from random import Random
 
 from statestore import faults
 from statestore.errors import Unavailable
-from statestore.operations.run import PlannedTask, Run, RunRequest
+from statestore.operations.running.run import PlannedTask, Run, RunRequest
 from tests.simulation.audit import Watch, audit
 from tests.simulation.crew import Crew
 from tests.simulation.feeders import Feeders

@@ -8,7 +8,7 @@ from typing import Any
 
 from statestore import faults
 from statestore.layout.folders import StateLayout
-from statestore.operations.run import PlannedTask
+from statestore.operations.running.run import PlannedTask
 from statestore.ports import Outbox, TopicSpec
 from statestore.runtime import Runtime
 from statestore.runtime.databases import RocksDatabases

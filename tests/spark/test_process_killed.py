@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from statestore.commands.running import report_run
 from statestore.errors import RecordFailed
 from statestore.faults import VARIABLE, CrashPoint
-from statestore.operations.run import RunSummary
+from statestore.operations.running.run import RunSummary
 from statestore.spark.process import run_on_spark
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S

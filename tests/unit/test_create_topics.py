@@ -12,8 +12,8 @@ from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse, NotCopartitioned
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
-from statestore.operations.create_topics import NeededTopic, Partitions, create_topics
-from statestore.operations.run import RunRequest
+from statestore.operations.running.create_topics import NeededTopic, Partitions, create_topics
+from statestore.operations.running.run import RunRequest
 from statestore.ports import TopicSpec
 from statestore.runtime import Runtime
 from statestore.tasks.commit import CommitStamp

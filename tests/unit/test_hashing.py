@@ -12,7 +12,7 @@ from statestore.errors import NotCopartitioned
 from statestore.kafka.partitioner import crc32_partition, murmur2_partition
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
-from statestore.operations.topics import check_hashes
+from statestore.operations.start.topics import check_hashes
 from statestore.ports import TopicSpec
 from statestore.settings import Settings
 from statestore.testing.memory_broker import MemoryBroker

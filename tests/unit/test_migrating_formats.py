@@ -10,7 +10,7 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.operations.deployed import DeployedSchema, DeployedStore, DeployedWriter
-from statestore.operations.kept_serdes import values_unread
+from statestore.operations.start.kept_serdes import values_unread
 from statestore.serdes import composed
 from statestore.stores.migration import migrating
 

@@ -9,8 +9,8 @@ import statestore as ss
 from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse, NotCopartitioned
 from statestore.operations.deployed import Deployed, DeployedPart
-from statestore.operations.matching import OwnTopics, matched_now
-from statestore.operations.topics import internal_topics
+from statestore.operations.start.matching import OwnTopics, matched_now
+from statestore.operations.start.topics import internal_topics
 from statestore.topology.nodes import TopicName
 from statestore.topology.patterns import matches, text_of
 

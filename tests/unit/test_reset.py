@@ -15,7 +15,7 @@ from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Record
-from statestore.operations.clones.record import CloneRecord, publish_record, read_record
+from statestore.operations.clone_record import CloneRecord, publish_record, read_record
 from statestore.operations.deployed import (
     Deployed,
     DeployedPart,
@@ -23,7 +23,7 @@ from statestore.operations.deployed import (
     publish_deployed,
 )
 from statestore.operations.reset import ResetReport, ResetTo, require_no_reset, reset
-from statestore.operations.serving import run_request, serve_here, start_run
+from statestore.operations.running.runner import run_request, serve_here, start_run
 from statestore.ports import Records, TopicSpec
 from statestore.runtime import Runtime
 from statestore.tasks.plan import transactional_ids

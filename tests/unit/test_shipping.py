@@ -18,7 +18,7 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.errors import InvalidTopology, PipelineNotFound
-from statestore.operations.run import PlannedTask
+from statestore.operations.running.run import PlannedTask
 from statestore.operations.shipping import packed, unpacked
 from statestore.topology.nodes import SourceNode
 from tests.contract import history_cases, stream_cases, table_cases, timer_cases, window_cases

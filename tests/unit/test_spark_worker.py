@@ -10,7 +10,7 @@ import pytest
 import statestore as ss
 from statestore.commands.arguments import RunArguments
 from statestore.errors import Misuse
-from statestore.operations.run import PlannedTask
+from statestore.operations.running.run import PlannedTask
 from statestore.spark.worker import PlanRow, serving
 
 

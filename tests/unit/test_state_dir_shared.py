@@ -7,7 +7,7 @@ import pytest
 
 from statestore.errors import HostFailure, StateDirNotShared
 from statestore.layout.folders import StateLayout
-from statestore.operations.run import PlannedTask, check_shared
+from statestore.operations.running.run import PlannedTask, check_shared
 
 
 def test_what_lies_in_place_of_the_drivers_nonce_is_said(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from statestore.layout.owners import Owner
 from statestore.model.ids import TaskId
 from statestore.operations.deployed import Deployed, DeployedStore
 from statestore.operations.exports.manifest import ExportManifest, encode_manifest, new_export_id
-from statestore.operations.status import State, Status, state_of
+from statestore.operations.status.status import State, Status, state_of
 from statestore.tasks.plan import Standing, TaskReport
 from statestore.tasks.progress import ProgressFile, TaskProgress, read_progress
 from tests.builders import ManualClock

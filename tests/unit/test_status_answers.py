@@ -29,7 +29,7 @@ from statestore.operations.deployed import (
     DeployedStore,
     publish_deployed,
 )
-from statestore.operations.status import Status
+from statestore.operations.status.status import Status
 from statestore.ports import Bounds, FoundRecords, GroupOffset, InputFacts
 from statestore.tasks.commit import CommitStamp
 from tests.builders import ManualClock

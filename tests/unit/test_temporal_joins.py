@@ -15,7 +15,7 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse
-from statestore.operations.topics import internal_topics
+from statestore.operations.start.topics import internal_topics
 from statestore.testing import TopologyTestDriver
 from tests.builders import table_rows
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from statestore.layout.audits import AuditVerdict
-from statestore.operations.status import AuditStatus, State, Status, TaskStatus
+from statestore.operations.status.status import AuditStatus, State, Status, TaskStatus
 from statestore.ui.answers import Answer, Level, answers_of, level_of
 
 

@@ -10,7 +10,7 @@ from statestore.layout.folders import StateLayout
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.operations.deployed import Deployed, DeployedPart, publish_deployed
-from statestore.operations.waiting_input import Threshold, WaitingInput, waiting_input
+from statestore.operations.running.waiting_input import Threshold, WaitingInput, waiting_input
 from statestore.ports import Records, TopicSpec
 from statestore.settings import Settings
 from statestore.testing.memory_broker import MemoryBroker

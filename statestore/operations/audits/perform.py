@@ -8,7 +8,6 @@ from pathlib import Path
 from statestore.errors import TaskCorrupted
 from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Audits
 from statestore.layout.works import Progress, Unit
-from statestore.operations.at_rest import existing_application
 from statestore.operations.audits.audit import StoreAudit, places_of, verdict_of
 from statestore.operations.audits.checks import AuditCheck, Fault
 from statestore.operations.audits.derived import derived_faults
@@ -24,6 +23,7 @@ from statestore.operations.audits.rows import (
 )
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
+from statestore.operations.looking.at_rest import existing_application
 from statestore.operations.works import works_in
 
 

@@ -30,7 +30,7 @@ from statestore.operations.audits.rows import AuditFacts, Subject, facts_of
 from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
 from statestore.operations.environment import Databases, Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore
-from statestore.operations.snapshots import Snapshot, Snapshots
+from statestore.operations.looking.snapshots import Snapshot, Snapshots
 from statestore.ports import Cluster
 from statestore.stores import keyvalue
 from statestore.stores.kinds.registry import kind_named

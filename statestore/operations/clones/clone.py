@@ -27,7 +27,7 @@ from statestore.layout.files import remove, sync_folder
 from statestore.layout.works import Progress, Unit
 from statestore.model import time_marks
 from statestore.model.ids import Position, TaskId, TopicPartition
-from statestore.operations.clones.record import (
+from statestore.operations.clone_record import (
     CloneRecord,
     own_topics,
     publish_record,
@@ -42,8 +42,8 @@ from statestore.operations.deployed import (
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import LATEST, Exports
 from statestore.operations.exports.manifest import ExportManifest, LogCut, StoreOfTask
-from statestore.operations.matching import OwnTopics, with_matches
-from statestore.operations.topics import ANY_TIME, dead_letter_topics, internal_topics
+from statestore.operations.start.matching import OwnTopics, with_matches
+from statestore.operations.start.topics import ANY_TIME, dead_letter_topics, internal_topics
 from statestore.operations.works import works_in
 from statestore.ports import Bounds, Changelog, Engine, Outbox, Records, TopicSpec
 from statestore.stores import offsets

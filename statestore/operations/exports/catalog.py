@@ -32,12 +32,12 @@ from statestore.errors import (
 from statestore.faults import CrashPoint, reach
 from statestore.layout.snapshots import StoreOffsets
 from statestore.layout.works import NoProgress, Progress
-from statestore.operations.at_rest import tasks_text
 from statestore.operations.environment import Environment
 from statestore.operations.exports import manifest as manifests
 from statestore.operations.exports.damage import Damage, Suspect
 from statestore.operations.exports.leases import Leases, Upload
 from statestore.operations.exports.manifest import ExportedFile, ExportManifest, StoreOfTask
+from statestore.operations.looking.at_rest import tasks_text
 from statestore.ports import Clock, Target
 
 _log = logging.getLogger(__name__)

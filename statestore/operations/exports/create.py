@@ -33,7 +33,6 @@ from statestore.layout.files import publish, read_whole
 from statestore.layout.snapshots import Manifest, StoreOffsets
 from statestore.layout.works import Progress, Unit
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import SMALL, Exports, sha256_of
@@ -47,8 +46,9 @@ from statestore.operations.exports.manifest import (
     ExportManifest,
     LogCut,
 )
+from statestore.operations.looking.at_rest import existing_application
+from statestore.operations.looking.snapshots import Snapshot, Snapshots
 from statestore.operations.relocation.disk import journal_file
-from statestore.operations.snapshots import Snapshot, Snapshots
 from statestore.operations.works import works_in
 from statestore.topology.graph import Topology
 

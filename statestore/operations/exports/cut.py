@@ -10,8 +10,8 @@ from statestore.errors import Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.operations.environment import Environment
 from statestore.operations.exports.manifest import ExportedTask, LogCut
-from statestore.operations.matching import with_matches
-from statestore.operations.topics import internal_topics
+from statestore.operations.start.matching import with_matches
+from statestore.operations.start.topics import internal_topics
 from statestore.ports import Changelog
 from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of, logs

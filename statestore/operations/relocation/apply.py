@@ -33,9 +33,7 @@ from statestore.layout.folders import QUARANTINE_RECORD, Quarantined, StateLayou
 from statestore.layout.open_stores import kept_closed
 from statestore.layout.works import Progress, Unit
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.at_rest import existing_application
-from statestore.operations.changelogs import check_logs_unchanged, holds_records
-from statestore.operations.clones.record import as_deployed
+from statestore.operations.clone_record import as_deployed
 from statestore.operations.deployed import (
     Deployed,
     continuing,
@@ -44,8 +42,7 @@ from statestore.operations.deployed import (
     read_deployed,
 )
 from statestore.operations.environment import Environment
-from statestore.operations.kept_stores import Kept, KeptStores
-from statestore.operations.matching import with_matches
+from statestore.operations.looking.at_rest import existing_application
 from statestore.operations.relocation.disk import (
     Aside,
     CheckpointEntry,
@@ -65,6 +62,9 @@ from statestore.operations.relocation.plan import (
     plan_relocation,
 )
 from statestore.operations.reset import require_no_reset
+from statestore.operations.start.changelogs import check_logs_unchanged, holds_records
+from statestore.operations.start.kept_stores import Kept, KeptStores
+from statestore.operations.start.matching import with_matches
 from statestore.operations.works import works_in
 from statestore.ports import Cluster
 from statestore.tasks import input_checkpoint

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 from statestore.errors import Misuse
 from statestore.kafka.testing import delete, truncate
 from statestore.model.ids import TopicPartition
-from statestore.operations.at_rest import StoresAtRest
 from statestore.operations.audits.audit import failure_line
 from statestore.operations.audits.perform import audit
 from statestore.operations.clones.clone import clone_export, drop_clone
 from statestore.operations.exports.catalog import LATEST
 from statestore.operations.exports.create import create_export_for_clones
+from statestore.operations.looking.at_rest import StoresAtRest
+from statestore.operations.looking.snapshots import Snapshots
 from statestore.operations.pipelines import load_pipeline
-from statestore.operations.snapshots import Snapshots
-from statestore.operations.topics import ANY_TIME
+from statestore.operations.start.topics import ANY_TIME
 from statestore.ports import Bounds, Records, TopicSpec
 from statestore.runtime import Runtime
 from statestore.settings import Settings, is_secret

@@ -15,12 +15,12 @@ import msgspec
 
 from statestore.errors import Misuse, UnknownStore
 from statestore.layout.works import Progress, Unit
-from statestore.operations.at_rest import StoresAtRest, existing_application
 from statestore.operations.audits.rows import facts_of, stored_rows
 from statestore.operations.deployed import publish_deployed, read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.run import PlannedTask, RunRequest
-from statestore.operations.serving import global_stores_of, start_run, stream_tasks
+from statestore.operations.looking.at_rest import StoresAtRest, existing_application
+from statestore.operations.running.run import PlannedTask, RunRequest
+from statestore.operations.running.runner import global_stores_of, start_run, stream_tasks
 from statestore.operations.works import works_in
 from statestore.stores.kinds.registry import kind_named
 from statestore.stores.migration import MigratingSerde

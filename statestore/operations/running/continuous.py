@@ -13,9 +13,9 @@ from typing import Self
 
 from statestore.errors import StateStoreError
 from statestore.operations.environment import Environment
-from statestore.operations.matching import with_matches
-from statestore.operations.run import Run, RunRequest, RunSummary, matched
-from statestore.operations.serving import check_run, start_run
+from statestore.operations.running.run import Run, RunRequest, RunSummary, matched
+from statestore.operations.running.runner import check_run, start_run
+from statestore.operations.start.matching import with_matches
 from statestore.tasks.slot import Ending
 from statestore.topology.graph import Topology
 

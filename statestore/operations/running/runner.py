@@ -12,12 +12,10 @@ from typing import Literal
 
 from statestore.errors import Misuse
 from statestore.model.modes import Span, Time, span_ms, to_ms
-from statestore.operations.clones.record import as_deployed
+from statestore.operations.clone_record import as_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.global_tables import GlobalStores
-from statestore.operations.matching import with_matches
 from statestore.operations.reset import require_no_reset
-from statestore.operations.run import (
+from statestore.operations.running.run import (
     PlannedTask,
     Run,
     RunRequest,
@@ -25,6 +23,8 @@ from statestore.operations.run import (
     StartPreview,
     check_shared,
 )
+from statestore.operations.start.global_tables import GlobalStores
+from statestore.operations.start.matching import with_matches
 from statestore.tasks.history import WorkHistory
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare
 from statestore.tasks.origins import Origins

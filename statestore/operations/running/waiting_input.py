@@ -12,7 +12,7 @@ from statestore.errors import Misuse, Unavailable
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TopicPartition
 from statestore.operations.deployed import Deployed, read_deployed
-from statestore.operations.matching import OwnTopics, matched_now
+from statestore.operations.start.matching import OwnTopics, matched_now
 from statestore.ports import InputFacts, MonitoringClient
 from statestore.settings import Settings
 

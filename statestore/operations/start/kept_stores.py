@@ -14,7 +14,6 @@ from typing import NamedTuple
 from statestore.errors import StateStoreError, TopologyMismatch
 from statestore.layout import owners
 from statestore.model.ids import TaskId
-from statestore.operations import kept_serdes
 from statestore.operations.deployed import (
     DeployedStore,
     DeployedWriter,
@@ -22,6 +21,7 @@ from statestore.operations.deployed import (
     writers_in,
 )
 from statestore.operations.environment import Environment
+from statestore.operations.start import kept_serdes
 from statestore.stores import keyvalue, offsets
 from statestore.stores.kinds.registry import kind_of
 from statestore.stores.offsets import Format

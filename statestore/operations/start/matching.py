@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from statestore.layout.folders import StateLayout
-from statestore.operations.clones.record import read_record
+from statestore.operations.clone_record import read_record
 from statestore.operations.deployed import Deployed, DeployedPart
 from statestore.operations.environment import Environment
 from statestore.settings import Settings

@@ -28,7 +28,10 @@ from statestore.operations.deployed import Deployed, describe_deployment, read_d
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.manifest import made_after
-from statestore.operations.lags import (
+from statestore.operations.pipelines import load_pipeline
+from statestore.operations.relocation.disk import read_journal
+from statestore.operations.start.matching import OwnTopics
+from statestore.operations.status.lags import (
     Facts,
     InputLag,
     ask,
@@ -37,10 +40,7 @@ from statestore.operations.lags import (
     totals_of,
     worst_of,
 )
-from statestore.operations.left_out import LeftOutStatus, last_run, of_all_runs, of_last_run
-from statestore.operations.matching import OwnTopics
-from statestore.operations.pipelines import load_pipeline
-from statestore.operations.relocation.disk import read_journal
+from statestore.operations.status.left_out import LeftOutStatus, last_run, of_all_runs, of_last_run
 from statestore.operations.works import WorkStatus, restores_of, works_in, works_of
 from statestore.tasks.progress import TaskProgress, read_progress
 

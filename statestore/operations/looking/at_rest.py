@@ -19,8 +19,8 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Serde
 from statestore.operations.deployed import Deployed, DeployedGlobal, DeployedStore, read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.homes import homes
-from statestore.operations.snapshots import Snapshot, Snapshots
+from statestore.operations.looking.likely_partitions import homes
+from statestore.operations.looking.snapshots import Snapshot, Snapshots
 from statestore.ports import Engine
 from statestore.serdes import composed
 from statestore.stores import keyvalue, offsets

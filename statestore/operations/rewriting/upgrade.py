@@ -17,10 +17,10 @@ from statestore.errors import Misuse, UnknownStore
 from statestore.faults import CrashPoint, reach
 from statestore.layout.works import Progress, Unit
 from statestore.model.ids import TaskId
-from statestore.operations.at_rest import existing_application
 from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.topics import compaction_lag_ms
+from statestore.operations.looking.at_rest import existing_application
+from statestore.operations.start.topics import compaction_lag_ms
 from statestore.operations.works import works_in
 from statestore.stores import keyvalue
 from statestore.stores.versioned import layout as versioned_layout

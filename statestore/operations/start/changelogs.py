@@ -14,7 +14,7 @@ from statestore.errors import InvalidSetting, Misuse, TopologyMismatch
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.topics import ANY_PAST, ANY_TIME, as_settings, refused_times
+from statestore.operations.start.topics import ANY_PAST, ANY_TIME, as_settings, refused_times
 from statestore.ports import Bounds, Changelog, Cluster, GroupOffset, TopicSpec
 from statestore.stores.kinds.registry import kind_of
 from statestore.stores.specs import StoreSpec

@@ -12,10 +12,10 @@ import msgspec
 
 from statestore.errors import Misuse
 from statestore.operations.environment import Environment
-from statestore.operations.matching import with_matches
-from statestore.operations.run import RunRequest
-from statestore.operations.serving import check_run
-from statestore.operations.topics import (
+from statestore.operations.running.run import RunRequest
+from statestore.operations.running.runner import check_run
+from statestore.operations.start.matching import with_matches
+from statestore.operations.start.topics import (
     dead_letter_topics,
     internal_topics,
     missing_topics,

@@ -14,7 +14,7 @@ from statestore.layout import files
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed
-from statestore.operations.matching import OwnTopics, matched_now
+from statestore.operations.start.matching import OwnTopics, matched_now
 from statestore.ports import Bounds, InputFacts, MonitoringClient
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.plan import Tally

@@ -30,15 +30,15 @@ from statestore.layout.owners import Claim
 from statestore.layout.snapshots import TaskSnapshots
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.left_out import Fate, LeftOut, LeftOutSums, warning_of
-from statestore.operations.changelogs import Accepted, StartingPoint, check_source_topics
 from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.first_offsets import commit_first_offsets
-from statestore.operations.global_tables import GlobalTables, Refresher
-from statestore.operations.matching import tell_of_matches
 from statestore.operations.relocation.apply import Relocation, RelocationReport
 from statestore.operations.relocation.plan import RelocationPlan
-from statestore.operations.topics import (
+from statestore.operations.start.changelogs import Accepted, StartingPoint, check_source_topics
+from statestore.operations.start.first_offsets import commit_first_offsets
+from statestore.operations.start.global_tables import GlobalTables, Refresher
+from statestore.operations.start.matching import tell_of_matches
+from statestore.operations.start.topics import (
     check_hashes,
     dead_letter_topics,
     internal_topics,

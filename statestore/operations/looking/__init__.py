@@ -1,0 +1,1 @@
+"""Looking at stores beside their owners: snapshots, and the files of those who stopped."""

@@ -1,0 +1,1 @@
+"""Running an application: its plan, its waves, and what waits for input."""

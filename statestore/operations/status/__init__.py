@@ -1,0 +1,1 @@
+"""What an operator is told of an application: lag, audits, records left out, long works."""
