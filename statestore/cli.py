@@ -4,14 +4,12 @@ Exit codes are those of errors.py. Logs go to stderr, results to stdout; `--json
 line.
 """
 
-import importlib
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
-from typing import Any, ClassVar, NamedTuple, TextIO, cast
+from typing import Any, ClassVar, TextIO, cast
 
 import click
 from pythonjsonlogger.json import JsonFormatter
@@ -31,7 +29,7 @@ from statestore.commands.stores import offsets_command, stores
 from statestore.commands.topics import topics_group
 from statestore.commands.topologies import topology_group
 from statestore.errors import HostFailure, Misuse, StateStoreError, one_line
-from statestore.extras import missing
+from statestore.extras import OFFERS, missing
 from statestore.faults import arm_from_environment
 
 _log = logging.getLogger("statestore")
@@ -40,45 +38,14 @@ _LOG_FORMATS = ("text", "json")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-class _OfExtra(NamedTuple):
-    """A command of an extra: a package that only the extra brings, the place, the first sentence.
-
-    The sentence stands here so that `statestore --help` need not import what the command needs.
-    """
-
-    extra: str
-    brings: str
-    home: str
-    about: str
-
-
 _OF_EXTRAS = {
-    "drill": _OfExtra(
-        "testing",
-        "psutil",
-        "statestore.testing.drills.command:drill_command",
-        "Kill runs of a scratch application again and again, and audit what they leave.",
-    ),
-    "kafka": _OfExtra(
-        "testing",
-        "psutil",
-        "statestore.testing.kafka_command:kafka",
-        "Run one local Kafka broker, for development; needs Java 17 and, once, Maven.",
-    ),
-    "ui": _OfExtra(
-        "ui",
-        "jinja2",
-        "statestore.ui.command:ui_command",
-        "Show applications in a browser: the answers, tasks, stores, audits and exports; "
-        "read-only.",
-    ),
-    "serve": _OfExtra(
-        "serve",
-        "fastapi",
-        "statestore.commands.serve:serve_command",
-        "Answer questions about the stores of an application over HTTP, beside its runs.",
-    ),
+    "drill": "Kill runs of a scratch application again and again, and audit what they leave.",
+    "kafka": "Run one local Kafka broker, for development; needs Java 17 and, once, Maven.",
+    "serve": "Answer questions about the stores of an application over HTTP, beside its runs.",
+    "ui": "Show applications in a browser: the answers, tasks, stores, audits and exports; "
+    "read-only.",
 }
+"""The first sentences of commands that extras offer, for which `statestore --help` loads none."""
 
 
 class _Commands(CommandGroup):
@@ -99,20 +66,16 @@ class _Commands(CommandGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _OF_EXTRAS:
             return super().get_command(ctx, cmd_name)
-        found = _OF_EXTRAS[cmd_name]
-        module, _, name = found.home.partition(":")
         try:
-            if find_spec(found.brings) is None:
-                raise ModuleNotFoundError(f"No module named {found.brings!r}")
-            return cast("click.Command", getattr(importlib.import_module(module), name))
+            return cast("click.Command", OFFERS[cmd_name].load())
         except ModuleNotFoundError as error:
-            return _without_extra(cmd_name, found.extra, error)
+            return _without_extra(cmd_name, OFFERS[cmd_name].extra, error)
 
     def first_sentence(self, ctx: click.Context, name: str) -> str | None:
-        found = _OF_EXTRAS.get(name)
-        if found is None:
+        if name not in _OF_EXTRAS:
             return super().first_sentence(ctx, name)
-        return found.about if find_spec(found.brings) else _not_available(found.extra)
+        offer = OFFERS[name]
+        return _OF_EXTRAS[name] if offer.is_installed else _not_available(offer.extra)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

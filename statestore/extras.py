@@ -1,4 +1,8 @@
-"""The extras of this package: what to say if one is missing, and how to install it.
+"""The extras of this package: what they offer, what to say if one is missing, and its command.
+
+OFFERS is the one place that names what stands above those who ask for it, and so cannot be an
+import of theirs. All other modules that need an extra are imports that a function makes, within
+`needed`; pyproject.toml lists them (banned-module-level-imports).
 
 No text elsewhere says how the package is installed. `install_command` knows where this installation
 came from (PEP 610): a checkout, the file of a wheel, a repository, or a package index.
@@ -7,9 +11,11 @@ came from (PEP 610): a checkout, the file of a wheel, a repository, or a package
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from statestore.errors import Misuse
@@ -17,6 +23,43 @@ from statestore.errors import Misuse
 _PACKAGE = "statestore"
 # Both install into the same folder, which no tool notices.
 _OF_ONE_FOLDER = ("pyspark", "pyspark-client")
+
+
+class Offer(NamedTuple):
+    """What an extra offers: a package that only the extra brings, and "module:name"."""
+
+    extra: str
+    brings: str
+    home: str
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the package of the extra is there; this imports nothing."""
+        return find_spec(self.brings) is not None
+
+    def load(self) -> Any:
+        """Import what is offered; ModuleNotFoundError if the extra is not installed."""
+        if not self.is_installed:
+            raise ModuleNotFoundError(f"No module named {self.brings!r}")
+        module, _, name = self.home.partition(":")
+        return getattr(import_module(module), name)
+
+
+OFFERS: Final = {
+    "drill": Offer("testing", "psutil", "statestore.testing.drills.command:drill_command"),
+    "kafka": Offer("testing", "psutil", "statestore.testing.kafka_command:kafka"),
+    "serve": Offer("serve", "fastapi", "statestore.commands.serve:serve_command"),
+    "spark=": Offer("spark", "pyspark", "statestore.spark.running:run"),
+    "ui": Offer("ui", "jinja2", "statestore.ui.command:ui_command"),
+}
+"""By what asks for it: a command of `statestore`, or an argument of `ss.run`."""
+
+
+def offered(name: str) -> Any:
+    """Return what an extra offers under that name; Misuse says how to install the extra."""
+    offer = OFFERS[name]
+    with needed(offer.extra, name):
+        return offer.load()
 
 
 @contextmanager

@@ -185,17 +185,6 @@ def test_the_library_does_not_sleep_print_or_ask_the_wall_clock() -> None:
     assert calls == []
 
 
-def test_imports_stand_at_the_top_of_their_module() -> None:
-    inner = [
-        f"{name}:{node.lineno}"
-        for name, function in nodes()
-        if isinstance(function, FUNCTIONS) and name != "statestore/__init__.py"
-        for node in ast.walk(function)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
-    assert inner == []
-
-
 def test_no_import_is_for_type_checkers_only() -> None:
     flagged = [
         f"{name}:{node.lineno}"

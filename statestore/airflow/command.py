@@ -5,7 +5,6 @@ failure.
 """
 
 import contextlib
-import importlib
 import json
 import os
 import shlex
@@ -25,7 +24,7 @@ from statestore.airflow.jobs import (
     job_path,
     require_job,
 )
-from statestore.airflow.reports import LINEAGE, REPORT, publish_report
+from statestore.airflow.reports import REPORT, publish_report
 from statestore.airflow.retries import (
     RETRY_POLICY,
     raise_from_code,
@@ -110,7 +109,9 @@ class StateStoreCommandOperator(BaseOperator):
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:  # noqa: ARG002
         """Tell OpenLineage what was read and written; only its provider calls this."""
-        return importlib.import_module(LINEAGE).lineage_of(self.result)
+        from statestore.airflow.lineage import lineage_of
+
+        return lineage_of(self.result)
 
     def on_kill(self) -> None:
         """Terminate the command, then kill it; the next call finishes what it had begun."""

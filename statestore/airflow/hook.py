@@ -3,7 +3,6 @@
 Kafka's own connections, of the type `kafka`, serve as well.
 """
 
-import importlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -22,8 +21,6 @@ from statestore.settings import is_secret
 KAFKA_TYPE = "kafka"
 _OF_KAFKA = ("bootstrap.servers", "security.protocol", "state.dir", "sasl.", "ssl.", "statestore.")
 """What is taken of a connection of Kafka's type; its group, for one, is not."""
-_PROBE = "statestore.airflow.input_watch"
-"""Imported where a connection is tested only: it brings the Kafka client."""
 
 
 class StateStoreHook(BaseHook):
@@ -57,7 +54,9 @@ class StateStoreHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Ask the brokers for the metadata of the cluster."""
         try:
-            return True, str(importlib.import_module(_PROBE).probe(self.get_conn()))
+            from statestore.airflow.input_watch import probe
+
+            return True, str(probe(self.get_conn()))
         except Exception as error:  # noqa: BLE001  # whatever fails, the form shows it
             return False, str(error)
 

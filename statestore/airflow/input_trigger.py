@@ -6,7 +6,6 @@ nor report the same input twice: what it tells follows from what waits at that m
 """
 
 import asyncio
-import importlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,8 +20,6 @@ from statestore.airflow.retries import RETRY_POLICY, with_retry_policy
 from statestore.airflow.sources import SettingsSource
 
 POLL = timedelta(seconds=5)
-_WATCH = "statestore.airflow.input_watch"
-"""Imported by the triggerer only: it brings the Kafka client."""
 
 
 class KafkaLagTrigger(BaseTrigger):
@@ -80,15 +77,7 @@ class KafkaLagTrigger(BaseTrigger):
             told = {"error": f"connection {self.statestore_conn_id!r}: {error}"}
             yield TriggerEvent(told)  # type: ignore[no-untyped-call]  # Airflow's
             return
-        module = await asyncio.to_thread(importlib.import_module, _WATCH)
-        watch = module.InputWatch(
-            self.application_id,
-            self.config,
-            overrides=overrides,
-            folder=self.folder,
-            records=self.records,
-            age_s=self.age_s,
-        )
+        watch = await asyncio.to_thread(self._watch, overrides)
         try:
             while True:
                 event = await asyncio.to_thread(watch.look)
@@ -98,6 +87,19 @@ class KafkaLagTrigger(BaseTrigger):
                 await asyncio.sleep(self.poll_s)
         finally:
             await asyncio.to_thread(watch.close)
+
+    def _watch(self, overrides: Mapping[str, str]) -> Any:
+        """Return an InputWatch; this takes a while, as it brings the Kafka client."""
+        from statestore.airflow.input_watch import InputWatch
+
+        return InputWatch(
+            self.application_id,
+            self.config,
+            overrides=overrides,
+            folder=self.folder,
+            records=self.records,
+            age_s=self.age_s,
+        )
 
     async def _overrides(self) -> dict[str, str]:
         """What takes precedence over the applications file."""

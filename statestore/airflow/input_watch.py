@@ -1,6 +1,7 @@
 """What the triggerer asks the brokers; the only module of statestore.airflow with a Kafka client.
 
-`input_trigger.py` imports it by name, in the triggerer, so that DAG files stay quick to parse.
+Triggers import it when they run, in the triggerer, and hooks when a connection is tested, so that
+DAG files stay quick to parse.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """OpenLineage: which topics, stores and exports a job or a command read and wrote.
 
 It needs the extra `openlineage`. Airflow's provider for OpenLineage asks the operators, and they
-import this module by name, so that nobody else needs that provider.
+import this module only then, so that nobody else needs that provider.
 
     dataset          namespace                          name
     a topic          kafka://<first broker>             the topic

@@ -9,7 +9,6 @@ The job's summary file decides what happens next, because spark-submit hides exi
 """
 
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -44,7 +43,6 @@ from statestore.airflow.jobs import (
 from statestore.airflow.options import job_slots
 from statestore.airflow.reports import (
     DATA_DOCS,
-    LINEAGE,
     REPORT,
     SPARK_UI,
     data_docs_address,
@@ -198,7 +196,9 @@ class StateStoreJobOperator(SparkSubmitOperator):
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:  # noqa: ARG002
         """Tell OpenLineage what was read and written; only its provider calls this."""
-        return importlib.import_module(LINEAGE).lineage_of(self.result)
+        from statestore.airflow.lineage import lineage_of
+
+        return lineage_of(self.result)
 
     def on_kill(self) -> None:
         """Terminate driver JVM, Python driver, daemon and workers, then kill what is left."""

@@ -14,8 +14,6 @@ from airflow.providers.common.compat.sdk import conf
 from airflow.sdk import BaseOperator, BaseOperatorLink, Context
 
 REPORT_KEY = "report"
-LINEAGE = "statestore.airflow.lineage"
-"""Imported where OpenLineage asks only: it needs an extra of its own."""
 PAGE_MAX_BYTES = 2_000_000
 """XComs lie in Airflow's database, so a larger page stays where it is."""
 

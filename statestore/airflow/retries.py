@@ -8,7 +8,6 @@ retry_later            RetryLater             retries after RETRY_LATER_DELAY
 Airflow before 3.3 cannot delay a single retry, so RetryLater has the task's own delay there.
 """
 
-import importlib
 import shlex
 from collections.abc import Mapping
 from datetime import timedelta
@@ -38,17 +37,18 @@ def retry_later_policy() -> Any:
     """Return the retry policy of jobs and commands; None where Airflow has no such policies."""
     if not AIRFLOW_V_3_3_PLUS:
         return None
-    rules = importlib.import_module("airflow.sdk.definitions.retry_policy")
-    retry = rules.RetryAction.RETRY
-    return rules.ExceptionRetryPolicy(
+    from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
+
+    retry = RetryAction.RETRY
+    return ExceptionRetryPolicy(
         rules=[
-            rules.RetryRule(
+            RetryRule(
                 exception=RetryLater,
                 action=retry,
                 retry_delay=RETRY_LATER_DELAY,
                 reason="time helps, a rerun at once does not",
             ),
-            rules.RetryRule(exception=JobFailed, action=retry, reason="a rerun may succeed"),
+            RetryRule(exception=JobFailed, action=retry, reason="a rerun may succeed"),
         ]
     )
 

@@ -5,14 +5,13 @@
 
 Airflow does not guard what a plugin serves, so every route asks the auth manager: for the custom
 view `statestore`, and for `statestore_rows` where rows of a store or records of a topic are shown.
-What makes the pages is imported by name when the first one is asked for, because every part of
-Airflow loads plugins.
+What makes the pages is imported when the first one is asked for, because every part of Airflow
+loads plugins.
 """
 
-import importlib
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.core_api.security import GetUserDep
@@ -24,7 +23,6 @@ from statestore.ui.paths import Path
 MOUNTED_AT: Final = "/statestore"
 VIEW: Final = "statestore"
 ROWS: Final = "statestore_rows"
-_SITE: Final = "statestore.ui.site"
 
 
 def add_pages(app: FastAPI) -> None:
@@ -57,10 +55,10 @@ def _requires(view: str) -> Callable[..., None]:
 
 @cache
 def _routes() -> dict[Path, Callable[[Request], Response]]:
+    from statestore.ui.site import routes_of
+
     try:
         config = applications_file()
     except ValueError as error:
         raise HTTPException(status.HTTP_404_NOT_FOUND, str(error)) from error
-    site: Any = importlib.import_module(_SITE)
-    routes: dict[Path, Callable[[Request], Response]] = site.routes_of(config, MOUNTED_AT)
-    return routes
+    return routes_of(config, MOUNTED_AT)

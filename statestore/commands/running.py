@@ -1,6 +1,5 @@
 """`statestore run`, and what a Spark job shares with it: the summary and its file."""
 
-import importlib
 import os
 import signal
 import sys
@@ -104,12 +103,8 @@ def _metrics(
     if port is None:
         return nullcontext()
     with needed("serve", "--metrics-port"):
-        # By its name, as the extra `serve` may not be there.
-        prometheus: Any = importlib.import_module("statestore.serving.prometheus")
-    served: AbstractContextManager[int] = prometheus.metrics_port(
-        application_id, host, port, gathered
-    )
-    return served
+        from statestore.serving.prometheus import metrics_port
+    return metrics_port(application_id, host, port, gathered)
 
 
 def _run(

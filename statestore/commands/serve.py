@@ -1,6 +1,5 @@
 """`statestore serve`: the state of an application over HTTP, read-only."""
 
-import importlib
 from typing import Any
 
 import click
@@ -105,10 +104,10 @@ def serve_command(
     limits = ServeLimits(
         readers=readers, requests_max=requests_max, request_timeout_s=request_timeout
     )
-    # Only now, as its imports take a second, which `statestore --help` need not wait for.
-    server: Any = importlib.import_module("statestore.serving.server")
+    from statestore.serving.server import serve_state
+
     with Runtime(settings) as runtime:
-        server.serve_state(
+        serve_state(
             runtime,
             listening,
             tokens,

@@ -5,22 +5,23 @@ process has one client of a registry. It asks for a schema once, so that no requ
 record.
 """
 
-import importlib
 import re
 import ssl
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 import msgspec
+from confluent_kafka.serialization import SerializationContext
 
 from statestore.errors import InvalidSetting, Misuse, StateStoreError, Unavailable
 from statestore.extras import needed
 from statestore.model.records import OF_REGISTRY, Schema, Serde, SerdeContext
+from statestore.serdes.objects import objects_of
 from statestore.settings import expand
 
-_PACKAGE: Final = "confluent_kafka.schema_registry"
 _SUBJECTS: Final = {
     "topic": "topic_subject_name_strategy",
     "record": "record_subject_name_strategy",
@@ -91,17 +92,7 @@ class SchemaRegistry:
 
     def serde(self, form: str, schema: Any, kind: Any) -> Serde[Any]:
         """Return the serde of a format: AVRO, JSON or PROTOBUF; see `statestore.serdes`."""
-        if form == "PROTOBUF":
-            module = _part("statestore.serdes.protobuf_serdes")
-            module.check_message(schema)
-            text: str | None = module.schema_of_message(schema).text
-        elif form == "AVRO":
-            avro = _part("statestore.serdes.avro_serdes")
-            text = None if schema is None else avro.avro_text(schema)
-        else:
-            module = _part("statestore.serdes.json_schema_serdes")
-            text = None if schema is None else module.json_schema_text(schema)
-        return _serde(self, form, text, kind)
+        return _serde(self, form, _FORMATS[form].text_of(schema), kind)
 
     def client(self) -> Any:
         """Return this process's client."""
@@ -115,8 +106,10 @@ class SchemaRegistry:
 
     def configured(self, *, writes: bool, latest: bool) -> dict[str, Any]:
         """Return the configuration of a serializer or deserializer."""
+        with _extra():
+            from confluent_kafka import schema_registry
         made: dict[str, Any] = {
-            "subject.name.strategy": getattr(_part(_PACKAGE), _SUBJECTS[self._subjects])
+            "subject.name.strategy": getattr(schema_registry, _SUBJECTS[self._subjects])
         }
         if writes:
             made["auto.register.schemas"] = self._auto_register and not latest
@@ -170,7 +163,8 @@ def _serde(registry: SchemaRegistry, form: str, text: str | None, kind: Any) -> 
     format_: _Format = _FORMATS[form](registry, text, kind)
     serializers: dict[tuple[str, str], Callable[..., bytes]] = {}
     deserializer: list[Callable[..., Any]] = []
-    context_of: Callable[..., Any] = _part("confluent_kafka.serialization").SerializationContext
+    # Other than its annotations say, it takes the side as text and headers in bytes.
+    context_of: Callable[..., Any] = SerializationContext
 
     def write(value: Any, context: SerdeContext) -> bytes:
         topic, side, headers = context
@@ -232,40 +226,51 @@ class _Avro:
     """Avro through Confluent's serializers."""
 
     def __init__(self, registry: SchemaRegistry, text: str | None, kind: Any) -> None:
-        avro = _part("statestore.serdes.avro_serdes")
+        with _extra():
+            from statestore.serdes.avro_serdes import canonical_avro, name_of_avro, parsed_avro
         self._registry = registry
         self._text = text
-        parsed = None if text is None else avro.parsed_avro(text)
-        self.name = f"AVRO({'any' if parsed is None else avro.name_of_avro(parsed)})"
-        self.schema = None if parsed is None else Schema("AVRO", avro.canonical_avro(parsed))
-        self.dump, self.load = _part("statestore.serdes.objects").objects_of(kind)
+        parsed = None if text is None else parsed_avro(text)
+        self.name = f"AVRO({'any' if parsed is None else name_of_avro(parsed)})"
+        self.schema = None if parsed is None else Schema("AVRO", canonical_avro(parsed))
+        self.dump, self.load = objects_of(kind)
 
     def serializer(self) -> Any:
+        with _extra():
+            from confluent_kafka.schema_registry.avro import AvroSerializer
         config = self._registry.configured(writes=True, latest=self._text is None)
-        module = _part(f"{_PACKAGE}.avro")
-        return module.AvroSerializer(self._registry.client(), self._text, conf=config)
+        return AvroSerializer(self._registry.client(), self._text, conf=config)
 
     def deserializer(self) -> Any:
+        with _extra():
+            from confluent_kafka.schema_registry.avro import AvroDeserializer
         config = self._registry.configured(writes=False, latest=False)
-        module = _part(f"{_PACKAGE}.avro")
-        return module.AvroDeserializer(self._registry.client(), self._text, conf=config)
+        return AvroDeserializer(self._registry.client(), self._text, conf=config)
+
+    @staticmethod
+    def text_of(schema: Any) -> str | None:
+        with _extra():
+            from statestore.serdes.avro_serdes import avro_text
+        return None if schema is None else avro_text(schema)
 
 
 class _Json:
     """JSON Schema through Confluent's serializers."""
 
     def __init__(self, registry: SchemaRegistry, text: str | None, kind: Any) -> None:
-        module = _part("statestore.serdes.json_schema_serdes")
+        with _extra():
+            from statestore.serdes.json_schema_serdes import canonical, title_of
         self._registry = registry
         self._text = text
-        self.name = f"JSON_SCHEMA({'any' if text is None else module.title_of(text)})"
-        self.schema = None if text is None else Schema("JSON", module.canonical(text))
-        self.dump, self.load = _part("statestore.serdes.objects").objects_of(kind)
+        self.name = f"JSON_SCHEMA({'any' if text is None else title_of(text)})"
+        self.schema = None if text is None else Schema("JSON", canonical(text))
+        self.dump, self.load = objects_of(kind)
 
     def serializer(self) -> Any:
+        with _extra():
+            from confluent_kafka.schema_registry.json_schema import JSONSerializer
         config = self._registry.configured(writes=True, latest=self._text is None)
-        made = _part(f"{_PACKAGE}.json_schema").JSONSerializer
-        return made(
+        return JSONSerializer(
             self._text,
             self._registry.client(),
             conf=config,
@@ -273,25 +278,33 @@ class _Json:
         )
 
     def deserializer(self) -> Any:
+        with _extra():
+            from confluent_kafka.schema_registry.json_schema import JSONDeserializer
         config = self._registry.configured(writes=False, latest=False)
-        made = _part(f"{_PACKAGE}.json_schema").JSONDeserializer
-        return made(
+        return JSONDeserializer(
             self._text,
             schema_registry_client=self._registry.client(),
             conf=config,
             json_decode=msgspec.json.decode,
         )
 
+    @staticmethod
+    def text_of(schema: Any) -> str | None:
+        with _extra():
+            from statestore.serdes.json_schema_serdes import json_schema_text
+        return None if schema is None else json_schema_text(schema)
+
 
 class _Protobuf:
     """Protobuf messages through Confluent's serializers."""
 
     def __init__(self, registry: SchemaRegistry, _text: str | None, kind: Any) -> None:
-        module = _part("statestore.serdes.protobuf_serdes")
+        with _extra():
+            from statestore.serdes.protobuf_serdes import schema_of_message
         self._registry = registry
         self._kind = kind
         self.name = f"PROTOBUF({kind.DESCRIPTOR.full_name})"
-        self.schema: Schema | None = module.schema_of_message(kind)
+        self.schema: Schema | None = schema_of_message(kind)
         self.load: Callable[[Any], Any] = _same
 
     def dump(self, value: Any) -> Any:
@@ -300,17 +313,27 @@ class _Protobuf:
         return value
 
     def serializer(self) -> Any:
+        with _extra():
+            from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
         config = self._registry.configured(writes=True, latest=False)
-        made = _part(f"{_PACKAGE}.protobuf").ProtobufSerializer
-        return made(self._kind, self._registry.client(), conf=config)
+        return ProtobufSerializer(self._kind, self._registry.client(), conf=config)
 
     def deserializer(self) -> Any:
+        with _extra():
+            from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
         config = self._registry.configured(writes=False, latest=False)
-        made = _part(f"{_PACKAGE}.protobuf").ProtobufDeserializer
-        return made(self._kind, conf=config, schema_registry_client=self._registry.client())
+        client = self._registry.client()
+        return ProtobufDeserializer(self._kind, conf=config, schema_registry_client=client)
+
+    @staticmethod
+    def text_of(schema: Any) -> str | None:
+        with _extra():
+            from statestore.serdes.protobuf_serdes import check_message, schema_of_message
+        check_message(schema)
+        return schema_of_message(schema).text
 
 
-_FORMATS: Final[dict[str, Callable[..., _Format]]] = {
+_FORMATS: Final[dict[str, type[_Avro | _Json | _Protobuf]]] = {
     "AVRO": _Avro,
     "JSON": _Json,
     "PROTOBUF": _Protobuf,
@@ -319,8 +342,10 @@ _FORMATS: Final[dict[str, Callable[..., _Format]]] = {
 
 @cache
 def _client(config: tuple[tuple[str, Any], ...]) -> Any:
+    with _extra():
+        from confluent_kafka.schema_registry import SchemaRegistryClient
     try:
-        return _part(_PACKAGE).SchemaRegistryClient(dict(config))
+        return SchemaRegistryClient(dict(config))
     except (ValueError, TypeError) as error:
         # Without the client's own error, whose text may have what it was given.
         told = _without_user(str(error))
@@ -366,9 +391,8 @@ def _without_user(url: str) -> str:
     return _USER.sub("//", url)
 
 
-def _part(module: str) -> Any:
-    with needed("schema-registry", "a schema registry"):
-        return importlib.import_module(module)
+def _extra() -> AbstractContextManager[None]:
+    return needed("schema-registry", "a schema registry")
 
 
 def _same(value: Any) -> Any:

@@ -3,7 +3,6 @@
 Types with one instance per record are NamedTuples, so that they equal plain tuples.
 """
 
-import importlib
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -488,10 +487,9 @@ def _bytes(value: bytes) -> bytes:
 def _plain_form(
     kind: str, serialize: Callable[[Any], bytes], deserialize: Callable[[bytes], Any]
 ) -> ArrowForm:
-    made: ArrowForm = importlib.import_module("statestore.model.arrow_forms").PlainForm(
-        kind, serialize, deserialize
-    )
-    return made
+    from statestore.model.arrow_forms import PlainForm
+
+    return PlainForm(kind, serialize, deserialize)
 
 
 def plain_serde(

@@ -4,15 +4,14 @@ Each makes a `Runtime` of its own. The names are those of `import statestore as 
 """
 
 import dataclasses
-import importlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from statestore.errors import Misuse
-from statestore.extras import needed
+from statestore.extras import offered
 from statestore.model.modes import IsolationLevel, Span, Time
 from statestore.model.records import Serde
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
@@ -75,13 +74,8 @@ def run(
             raise Misuse("stop= does not reach Spark's workers: leave it out, or pass run_for=")
         if workers > 1:
             raise Misuse("workers= and spark= exclude each other: Spark has workers of its own")
-        # By its name, as the extra `spark` may not be there, and nothing here imports it.
-        with needed("spark", "spark="):
-            on_spark: Any = importlib.import_module("statestore.spark.running")
-        summary: RunSummary = on_spark.run(
-            topology, Settings.of(settings), spark, until=until, run_for=run_for
-        )
-        return summary
+        over_spark: Callable[..., RunSummary] = offered("spark=")
+        return over_spark(topology, Settings.of(settings), spark, until=until, run_for=run_for)
     request = run_request(until=until, run_for=run_for)
     pipeline = packed(topology) if workers > 1 else b""
 

@@ -4,9 +4,8 @@ A serde of the user's own is `Serde(name, serialize, deserialize, ordered)`. Reg
 `register`, so that tools find it by name.
 """
 
-import importlib
 import uuid
-from typing import Any, Protocol, overload
+from typing import Any, Final, Protocol, overload
 
 import msgspec
 
@@ -51,6 +50,8 @@ _UNCHANGED: tuple[tuple[Serde[Any], frozenset[type]], ...] = (
     (MSGPACK, frozenset({str, bytes, int, float, bool, type(None)})),
 )
 
+_THIS: Final = "this serde"
+"""What needs an extra, in the words of an error."""
 _BUILT_IN: dict[str, Serde[Any]] = {serde.name: serde for serde, _ in _UNCHANGED}
 _known: dict[str, Serde[Any]] = dict(_BUILT_IN)
 
@@ -109,9 +110,9 @@ def avro(schema: Any = None, kind: Any = None, *, registry: Registry | None = No
         return registry.serde("AVRO", schema, kind)
     if schema is None:
         raise Misuse("serdes.avro: without a schema, a registry has to know it: pass either")
-    module = _extra("avro", "statestore.serdes.avro_serdes")
-    made: Serde[Any] = module.avro_serde(module.avro_text(schema), kind)
-    return made
+    with needed("avro", _THIS):
+        from statestore.serdes.avro_serdes import avro_serde, avro_text
+    return avro_serde(avro_text(schema), kind)
 
 
 def protobuf(message: type[T], *, registry: Registry | None = None) -> Serde[T]:
@@ -119,12 +120,11 @@ def protobuf(message: type[T], *, registry: Registry | None = None) -> Serde[T]:
 
     Misuse if it is none.
     """
-    made: Serde[T]
     if registry is not None:
-        made = registry.serde("PROTOBUF", message, message)
-    else:
-        made = _extra("protobuf", "statestore.serdes.protobuf_serdes").protobuf_serde(message)
-    return made
+        return registry.serde("PROTOBUF", message, message)
+    with needed("protobuf", _THIS):
+        from statestore.serdes.protobuf_serdes import protobuf_serde
+    return protobuf_serde(message)
 
 
 @overload
@@ -148,15 +148,9 @@ def json_schema(
         return registry.serde("JSON", schema, kind)
     if schema is None:
         raise Misuse("serdes.json_schema: pass a schema, a type, or a registry that knows it")
-    module = _extra("json-schema", "statestore.serdes.json_schema_serdes")
-    made: Serde[Any] = module.json_schema_serde(module.json_schema_text(schema), kind)
-    return made
-
-
-def _extra(extra: str, module: str) -> Any:
-    """Import the module of an extra; Misuse names the extra if it is not installed."""
-    with needed(extra, "this serde"):
-        return importlib.import_module(module)
+    with needed("json-schema", _THIS):
+        from statestore.serdes.json_schema_serdes import json_schema_serde, json_schema_text
+    return json_schema_serde(json_schema_text(schema), kind)
 
 
 def register(serde: Serde[T]) -> Serde[T]:

@@ -16,7 +16,7 @@ import pyarrow.compute
 
 from statestore.errors import Misuse
 from statestore.model.arrow_forms import Rows, pylist
-from statestore.serdes.typed_json import name_of
+from statestore.serdes.value_types import name_of
 
 # What Arrow takes as it is.
 _LEFT = (bytes, dt.datetime, dt.date, dt.time, dt.timedelta)

@@ -3,7 +3,6 @@
 Belongs to the extra `avro`.
 """
 
-import importlib
 import io
 from collections.abc import Callable
 from functools import cache, partial
@@ -46,8 +45,7 @@ def avro_serde(text: str, kind: Any) -> Serde[Any]:
 
 
 def _arrow_form(parsed: Any, objects: Objects) -> ArrowForm:
-    # Loads Arrow, for pipelines that use it.
-    forms = importlib.import_module("statestore.serdes.avro_in_arrow")
+    from statestore.serdes.avro_in_arrow import avro_form
 
     def read(data: bytes) -> Any:
         found = _read(parsed, None, lambda found: found, data)
@@ -59,8 +57,7 @@ def _arrow_form(parsed: Any, objects: Objects) -> ArrowForm:
         schemaless_writer(out, parsed, objects.dump(objects.load(found)))
         return out.getvalue()
 
-    made: ArrowForm = forms.avro_form(parsed, write, read)
-    return made
+    return avro_form(parsed, write, read)
 
 
 def avro_text(schema: object) -> str:

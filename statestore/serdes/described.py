@@ -1,7 +1,5 @@
 """Serdes of which only a name and a schema are known, as topology.json keeps them."""
 
-import importlib
-
 from statestore import serdes
 from statestore.model.records import ArrowForm, Schema, Serde
 from statestore.serdes.serde_names import head_of
@@ -31,7 +29,6 @@ def by_description(name: str, schema: Schema | None) -> Serde[object]:
 
 
 def _form_of(text: str) -> ArrowForm:
-    # Loads Arrow, for whoever reads columns.
-    module = importlib.import_module("statestore.serdes.arrow_of_schema")
-    made: ArrowForm = module.form_of_schema(text)
-    return made
+    from statestore.serdes.arrow_of_schema import form_of_schema
+
+    return form_of_schema(text)

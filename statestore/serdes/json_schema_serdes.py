@@ -1,6 +1,5 @@
 """JSON that a JSON Schema allows, without a registry. Belongs to the extra `json-schema`."""
 
-import importlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -50,11 +49,9 @@ def json_schema_serde(text: str, kind: Any) -> Serde[Any]:
 def _arrow_form(
     kind: Any, read: Callable[[bytes], Any], write: Callable[[Any], bytes]
 ) -> ArrowForm:
-    # Loads Arrow, for pipelines that use it.
-    made: ArrowForm = importlib.import_module("statestore.serdes.arrow_forms").TypedForm(
-        kind, read, lambda objects: list(map(write, objects))
-    )
-    return made
+    from statestore.serdes.arrow_forms import TypedForm
+
+    return TypedForm(kind, read, lambda objects: list(map(write, objects)))
 
 
 def json_schema_text(schema: object) -> str:

@@ -1,15 +1,15 @@
 """Objects of a type from dicts and lists, and back, for formats that have only these."""
 
 import datetime as dt
-import importlib
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
-from statestore.serdes.typed_json import checked, name_of
+from statestore.serdes.value_types import checked, name_of
 
 # What Avro's logical types are in Python; they are left as they are.
 _LEFT = (bytes, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal, uuid.UUID)
@@ -28,19 +28,20 @@ def objects_of(kind: Any) -> Objects:
         return Objects(_same, _same)
     klass, name = checked(kind), name_of(kind)
     if hasattr(kind, "__pydantic_validator__"):
-        adapter = importlib.import_module("pydantic").TypeAdapter(kind)
+        from pydantic import TypeAdapter
+
+        adapter = TypeAdapter(kind)
 
         def to_dict(value: Any) -> Any:
             return adapter.dump_python(value, by_alias=True, warnings="error")
 
-        load = adapter.validate_python
+        load: Callable[[Any], Any] = adapter.validate_python
     else:
 
         def to_dict(value: Any) -> Any:
             return msgspec.to_builtins(value, builtin_types=_LEFT)
 
-        def load(found: Any) -> Any:
-            return msgspec.convert(found, kind, builtin_types=_LEFT)
+        load = partial(msgspec.convert, type=kind, builtin_types=_LEFT)
 
     def dump(value: Any) -> Any:
         if not isinstance(value, klass):

@@ -6,7 +6,6 @@ does not say is not known here. The answer is a reason, or None if every row can
 """
 
 import base64
-import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -427,9 +426,10 @@ def _protobuf_fields(
 
 def _message(text: str) -> tuple[Any, dict[str, Any]]:
     """Return the message that a schema's text names, and all that its files define."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
     data, _, name = text.partition("#")
-    descriptors = importlib.import_module("google.protobuf.descriptor_pb2")
-    files = descriptors.FileDescriptorSet.FromString(base64.b64decode(data))
+    files = FileDescriptorSet.FromString(base64.b64decode(data))
     found: dict[str, Any] = {}
 
     def add(prefix: str, messages: Any) -> None:

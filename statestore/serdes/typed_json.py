@@ -1,8 +1,6 @@
 """JSON of one type: of a msgspec.Struct, a dataclass, a pydantic model, or another annotation."""
 
 import copyreg
-import importlib
-import types
 import typing
 from functools import cache, partial
 from typing import Any, Final
@@ -11,6 +9,7 @@ import msgspec
 
 from statestore.errors import Misuse
 from statestore.model.records import ArrowForm, Functions, Schema, Serde
+from statestore.serdes.value_types import checked, name_of
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _pack = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -55,11 +54,9 @@ def typed_json(kind: Any) -> Serde[Any]:
 
 @cache
 def _arrow_form(kind: Any) -> ArrowForm:
-    # Loads Arrow, for pipelines that use it.
-    made: ArrowForm = importlib.import_module("statestore.serdes.arrow_forms").TypedForm(
-        kind, typed_json(kind).deserialize
-    )
-    return made
+    from statestore.serdes.arrow_forms import TypedForm
+
+    return TypedForm(kind, typed_json(kind).deserialize)
 
 
 def _again(meta: msgspec.Meta) -> tuple[typing.Callable[[], msgspec.Meta], tuple[()]]:
@@ -101,39 +98,8 @@ def check_type_is_kept(value: object, serde: str) -> None:
         raise TypeNotKept(f"plain {serde} would give back {back}", f"serdes.json({name_of(kind)})")
 
 
-def name_of(kind: Any) -> str:
-    """Return a type's name without its modules."""
-    if isinstance(kind, type) and typing.get_origin(kind) is None:
-        return kind.__name__
-    written = str(kind)
-    for word in {one for one in _words(written) if "." in one}:
-        written = written.replace(word, word.rpartition(".")[2])
-    return written
-
-
-def checked(kind: Any) -> Any:
-    """Return what isinstance() can check of a type: itself, or the class of which it is made."""
-    made_of = typing.get_origin(kind)
-    if made_of is typing.Annotated:
-        return checked(typing.get_args(kind)[0])
-    if made_of in (typing.Union, types.UnionType):
-        return tuple(map(checked, typing.get_args(kind)))
-    try:
-        isinstance(None, kind)
-    except TypeError:
-        if isinstance(made_of, type):
-            return made_of
-        return dict if typing.is_typeddict(kind) else object
-    return kind
-
-
 def _without_ref(schema: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key != "$ref"}
-
-
-def _words(text: str) -> list[str]:
-    found = "".join(c if c.isidentifier() or c in ".0123456789" else " " for c in text).split()
-    return [one for one in found if all(part.isidentifier() for part in one.split("."))]
 
 
 def _by_msgspec(kind: Any) -> tuple[Schema, Functions[Any]]:
@@ -164,7 +130,9 @@ def _by_msgspec(kind: Any) -> tuple[Schema, Functions[Any]]:
 
 
 def _by_pydantic(kind: Any) -> tuple[Schema, Functions[Any]]:
-    adapter = importlib.import_module("pydantic").TypeAdapter(kind)
+    from pydantic import TypeAdapter
+
+    adapter = TypeAdapter(kind)
     schema = Schema("JSON", _sorted(adapter.json_schema()).decode())
     name, dump, read = name_of(kind), adapter.dump_python, adapter.validate_json
 

@@ -10,15 +10,14 @@ Each Spark worker imports this package, so the package imports neither PySpark n
 modules: `TransactionalStore` is loaded when it is first used (PEP 562).
 """
 
-import importlib
 from typing import Any
-
-_HOMES = {"TransactionalStore": "statestore.spark.datasource"}
 
 __all__ = ["TransactionalStore", "audit", "drill", "export", "process", "session"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "TransactionalStore":
+        from statestore.spark.datasource import TransactionalStore
+
+        return TransactionalStore
     raise AttributeError(f"module 'statestore.spark' has no attribute {name!r}")

@@ -7,7 +7,6 @@ that the last version has.
 
 import csv
 import hashlib
-import importlib
 import io
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -211,8 +210,9 @@ def _jsonl(content: bytes) -> Iterator[_Row]:
 
 
 def _parquet(source: LookupSource, content: bytes) -> Iterator[_Row]:
-    parquet: Any = importlib.import_module("pyarrow.parquet")
-    found = parquet.ParquetFile(io.BytesIO(content))
+    from pyarrow.parquet import ParquetFile
+
+    found = ParquetFile(io.BytesIO(content))
     names = found.schema_arrow.names
     _require_key(f"lookup {source.spec.name}: the schema of {source.url}", source, names)
     rows: Iterable[dict[str, Any]] = (
