@@ -11,7 +11,8 @@ from statestore import serdes
 from statestore.model.batch import Column
 from statestore.model.records import Serde
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
-from statestore.topology.aggregates import streams as aggregates
+from statestore.topology.aggregates.folds import COUNTED, Aggregation, Fold, reduced
+from statestore.topology.aggregates.streams import by_key
 from statestore.topology.failures import NodeFailed
 from statestore.topology.nodes import SendOldValues
 from statestore.topology.tables import from_streams
@@ -27,24 +28,22 @@ def spec(value_serde: Serde[Any], key_serde: Serde[Any] = serdes.STRING) -> KeyV
 
 
 def counting(*, every_update: bool = False, of: KeyValueSpec[Any, Any] | None = None) -> NodeBench:
-    of = of or spec(serdes.INT64)
-    return NodeBench(
-        aggregates.counted("n", of, every_update=every_update, old_values=SendOldValues()), of
-    )
+    return keyed(of or spec(serdes.INT64), COUNTED, every_update=every_update)
 
 
 def folding(
     step: Callable[[Any, Any, Any], Any],
-    initial: Callable[[], Any] | None,
+    initial: Callable[[], Any],
     *,
     every_update: bool = False,
     value_serde: Serde[Any] = serdes.JSON,
 ) -> NodeBench:
-    of = spec(value_serde)
-    build = aggregates.aggregated(
-        "n", of, step, initial, every_update=every_update, old_values=SendOldValues()
-    )
-    return NodeBench(build, of)
+    return keyed(spec(value_serde), Fold(initial, step, step), every_update=every_update)
+
+
+def keyed(of: KeyValueSpec[Any, Any], fold: Fold, *, every_update: bool = False) -> NodeBench:
+    how = Aggregation("n", of, fold, every_update=every_update, old_values=SendOldValues())
+    return NodeBench(by_key(how), of)
 
 
 def joining(*, every_update: bool = False) -> NodeBench:
@@ -172,7 +171,7 @@ def test_initial_is_called_anew_for_each_key() -> None:
 
 
 def test_reduce_lets_the_first_value_stand_and_calls_with_old_and_new_after_that() -> None:
-    bench = folding(lambda _key, value, old: f"({old}+{value})", None)
+    bench = keyed(spec(serdes.JSON), reduced(lambda old, new: f"({old}+{new})"))
     assert bench.push(batch([("a", "1", 1), ("b", "2", 2)])) == [("a", "1", 1), ("b", "2", 2)]
     assert bench.push(batch([("a", "3", 3), ("a", "4", 4)])) == [("a", "((1+3)+4)", 4)]
 

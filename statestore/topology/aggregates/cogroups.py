@@ -14,14 +14,15 @@ from typing import Any, Final, NamedTuple
 from statestore import serdes
 from statestore.errors import InvalidTopology, SerdeMismatch
 from statestore.model.batch import Batch, Column
-from statestore.topology.aggregates.grouping import Grouping, Windowing
+from statestore.topology.aggregates.folds import Step
+from statestore.topology.aggregates.grouping import Grouping
 from statestore.topology.failures import decoded
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized, wished
 from statestore.topology.nodes import Build, Forward, NodeContext, Push
 from statestore.topology.operators import passed
+from statestore.topology.windows.fold import Windowing
 
-Fold = Callable[[Any, Any, Any], Any]
 _KIND: Final = "COGROUPKSTREAM-AGGREGATE"
 
 
@@ -36,10 +37,10 @@ class _Told(NamedTuple):
 class Cogroup:
     """What stands behind a CogroupedKStream: groupings, each with its function."""
 
-    parts: tuple[tuple[Grouping, Fold], ...]
+    parts: tuple[tuple[Grouping, Step], ...]
     windows: Windowing | None = None
 
-    def and_of(self, grouping: Grouping, function: Fold) -> "Cogroup":
+    def and_of(self, grouping: Grouping, function: Step) -> "Cogroup":
         """Return these and another one; InvalidTopology if it has another builder."""
         if grouping.flow.builder is not self.parts[0][0].flow.builder:
             raise InvalidTopology(
@@ -56,7 +57,7 @@ class Cogroup:
         initial: Callable[[], Any],
         materialized: Materialized[Any, Any] | str | None,
         name: str | None,
-        merger: Fold | None = None,
+        merger: Step | None = None,
     ) -> TableFlow:
         """Add the nodes that fold the records of all streams; see `Grouping.aggregate`.
 

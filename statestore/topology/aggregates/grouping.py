@@ -2,63 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 from statestore import serdes
-from statestore.errors import Misuse
-from statestore.model.modes import EmitStrategy, Span
 from statestore.model.records import Serde
-from statestore.stores.specs import KeyValueSpec, SessionSpec, WindowSpec
-from statestore.topology.aggregates.streams import Spec, aggregated, counted
-from statestore.topology.aggregates.versioned import FoldStep, aggregate_in_time
+from statestore.topology.aggregates.folds import COUNTED, Aggregation, Fold, Step, reduced
+from statestore.topology.aggregates.streams import by_key
+from statestore.topology.aggregates.versioned import aggregate_in_time
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, SendOldValues
-from statestore.topology.windows.closing import WindowCloses, checked_idle_ms
-from statestore.topology.windows.counts import CountWindows, in_count_windows, open_windows_spec
-from statestore.topology.windows.hopping import TimeWindows, in_windows, window_spec
-from statestore.topology.windows.sessions import (
-    COUNTED,
-    SessionFold,
-    SessionWindows,
-    in_sessions,
-    reduced,
-    session_spec,
-)
-from statestore.topology.windows.sliding import (
-    SlidingWindows,
-    in_sliding_windows,
-    sliding_spec,
-)
+from statestore.topology.windows.fold import Windowing
 
-AnyWindows = TimeWindows | SlidingWindows | SessionWindows | CountWindows
-
-
-class Windowing(NamedTuple):
-    """The windows of a grouping, when they tell results, and after which idle time they close."""
-
-    over: AnyWindows
-    emit: EmitStrategy
-    close_idle_ms: int | None
-
-    @classmethod
-    def of(
-        cls, windows: AnyWindows, emit: EmitStrategy | str, close_idle_ms: Span | None
-    ) -> "Windowing":
-        """Return what a user asked for; Misuse if idle windows are to close that tell on update."""
-        when, idle_ms = EmitStrategy(emit), checked_idle_ms(close_idle_ms)
-        if idle_ms is not None and when is not EmitStrategy.ON_WINDOW_CLOSE:
-            raise Misuse(
-                "close_idle_ms closes windows that tell their result on close: pass "
-                "emit=EmitStrategy.ON_WINDOW_CLOSE, or close_idle_ms to "
-                "Suppressed.until_window_closes()"
-            )
-        if idle_ms is not None and isinstance(windows, CountWindows):
-            raise Misuse(
-                "close_idle_ms closes windows of time: one of a number of records is open until it "
-                "is full, so leave close_idle_ms out"
-            )
-        return cls(windows, when, idle_ms)
+_KIND: Final = "KSTREAM-AGGREGATE"
 
 
 @dataclass(frozen=True)
@@ -86,8 +42,7 @@ class Grouping:
         """Add a node that counts."""
         if isinstance(materialized, Materialized):
             materialized = materialized.of_counts()
-        step = FoldStep(COUNTED.step, COUNTED.initial)
-        return self._aggregate(materialized, serdes.INT64, name, counted, COUNTED, step)
+        return self.folded(COUNTED, serdes.INT64, materialized, name)
 
     def reduce(
         self,
@@ -96,73 +51,51 @@ class Grouping:
         name: str | None,
     ) -> TableFlow:
         """Add a node that folds function(old, new) over values."""
-        step = FoldStep(lambda _key, value, old: function(old, value), None)
-
-        def fold(node: str, spec: Spec, **how: Any) -> Build:
-            return aggregated(node, spec, step.fold, None, **how)
-
-        serde = self.flow.value_serde
-        return self._aggregate(materialized, serde, name, fold, reduced(function), step)
+        return self.folded(reduced(function), self.flow.value_serde, materialized, name)
 
     def aggregate(
         self,
         initial: Callable[[], Any],
-        function: Callable[[Any, Any, Any], Any],
+        function: Step,
         materialized: Materialized[Any, Any] | str | None,
         name: str | None,
-        merger: Callable[[Any, Any, Any], Any] | None = None,
+        merger: Step | None = None,
     ) -> TableFlow:
         """Add a node that folds function(key, value, aggregate) over records from initial() on.
 
         `merger(key, one, other)` makes one aggregate of those of two sessions.
         """
-        sessions = SessionFold(initial, function, merger or function)
+        fold = Fold(initial, function, merger or function)
+        return self.folded(fold, self.flow.builder.value_serde, materialized, name)
 
-        def fold(node: str, spec: Spec, **how: Any) -> Build:
-            return aggregated(node, spec, function, initial, **how)
-
-        serde, step = self.flow.builder.value_serde, FoldStep(function, initial)
-        return self._aggregate(materialized, serde, name, fold, sessions, step)
-
-    def _aggregate(
+    def folded(
         self,
-        materialized: Materialized[Any, Any] | str | None,
+        fold: Fold,
         value_serde: Serde[Any],
+        materialized: Materialized[Any, Any] | str | None,
         name: str | None,
-        fold: Callable[..., Build],
-        in_turn: SessionFold,
-        step: FoldStep,
     ) -> TableFlow:
+        """Add a node that does with each record what `fold` says."""
         flow, old_values, windows = self.flow, SendOldValues(), self.windows
         in_time = None if windows is not None else flow.spec_in_time(materialized, value_serde)
         if in_time is not None:
             flow.builder.keep(in_time)
             source = self.source(in_time.name, explicit=True)
-            return aggregate_in_time(source, in_time, step, kind="KSTREAM-AGGREGATE", name=name)
-        plain, every = flow.spec(materialized, "KSTREAM-AGGREGATE", value_serde)
-        spec: Spec = plain if windows is None else _spec_of(plain, windows)
-        flow.builder.keep(spec)
-        more: tuple[str, ...] = ()
-        if windows is not None and isinstance(windows.over, CountWindows):
-            opened = open_windows_spec(windows.over, plain, windows.emit)
-            flow.builder.keep(opened)
-            more = (opened.name,)
-        source = self.source(spec.name, explicit=materialized is not None)
+            return aggregate_in_time(source, in_time, fold, kind=_KIND, name=name)
+        plain, every = flow.spec(materialized, _KIND, value_serde)
+        specs = (plain,) if windows is None else windows.rule.specs(plain, windows.terms)
+        for spec in specs:
+            flow.builder.keep(spec)
+        kept = specs[0]
+        source = self.source(kept.name, explicit=materialized is not None)
 
         def make(node: str) -> Build:
-            if windows is None:
-                return fold(node, spec, every_update=every, old_values=old_values)
-            return _built(node, spec, windows, fold, in_turn, every=every, old_values=old_values)
+            how: Aggregation[Any] = Aggregation(node, kept, fold, every, old_values)
+            return by_key(how) if windows is None else windows.rule.build(how, windows)
 
-        node = source.add("KSTREAM-AGGREGATE", name, make, (spec.name, *more))
-        return TableFlow.stored(flow.builder, node, spec, old_values, self._closes())
-
-    def _closes(self) -> WindowCloses | None:
-        """Return when windows close; None if there are none, or if results are final."""
-        windows = self.windows
-        if windows is None or windows.emit is EmitStrategy.ON_WINDOW_CLOSE:
-            return None
-        return None if isinstance(windows.over, CountWindows) else windows.over.closes
+        node = source.add(_KIND, name, make, tuple(spec.name for spec in specs))
+        closes = None if windows is None else windows.closes
+        return TableFlow.stored(flow.builder, node, kept, old_values, closes)
 
     def source(self, store: str, *, explicit: bool) -> Flow:
         """Return the stream that the aggregate reads, in the partitions of its keys.
@@ -176,67 +109,3 @@ class Grouping:
             flow = self.flow.repartitioned(self.name, explicit=True, taker=self.taker)
             self.through.append(flow)
         return self.through[0]
-
-
-def _spec_of(plain: KeyValueSpec[Any, Any], windowing: Windowing) -> Spec:
-    """Return the store of an aggregate in windows."""
-    over, emit, close_idle_ms = windowing
-    if isinstance(over, CountWindows):
-        return plain
-    if isinstance(over, SessionWindows):
-        return session_spec(over, plain, emit, close_idle_ms)
-    if isinstance(over, SlidingWindows):
-        return sliding_spec(over, plain, emit, close_idle_ms)
-    return window_spec(over, plain, emit, close_idle_ms)
-
-
-def _built(
-    node: str,
-    spec: Spec,
-    windowing: Windowing,
-    fold: Callable[..., Build],
-    in_turn: SessionFold,
-    *,
-    every: bool,
-    old_values: SendOldValues,
-) -> Build:
-    """Build an aggregate in windows: `fold` goes by rows of a batch, `in_turn` record by record."""
-    over, emit, close_idle_ms = windowing
-    if isinstance(over, CountWindows):
-        assert isinstance(spec, KeyValueSpec)
-        return in_count_windows(
-            node, spec, over, emit, in_turn, every_update=every, old_values=old_values
-        )
-    if isinstance(over, SessionWindows):
-        assert isinstance(spec, SessionSpec)
-        return in_sessions(
-            node,
-            spec,
-            over,
-            emit,
-            in_turn,
-            every_update=every,
-            old_values=old_values,
-            close_idle_ms=close_idle_ms,
-        )
-    assert isinstance(spec, WindowSpec)
-    if isinstance(over, SlidingWindows):
-        return in_sliding_windows(
-            node,
-            spec,
-            over,
-            emit,
-            in_turn,
-            every_update=every,
-            old_values=old_values,
-            close_idle_ms=close_idle_ms,
-        )
-    return in_windows(
-        node,
-        spec,
-        over,
-        emit,
-        lambda rows, told: fold(node, spec, every_update=every, old_values=told, keying=rows),
-        old_values,
-        close_idle_ms=close_idle_ms,
-    )

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,24 +23,11 @@ from numpy.typing import NDArray
 from statestore import serdes
 from statestore.model.batch import Batch, Column, any_none
 from statestore.model.records import Serde
-from statestore.stores.specs import InWindowsSpec, KeyValueSpec
+from statestore.stores.specs import KeyValueSpec
 from statestore.stores.staged_table import StagedTable
-from statestore.topology.failures import (
-    decoded,
-    each,
-    encoded,
-    failed_at,
-    mismatch,
-    processing,
-)
-from statestore.topology.nodes import (
-    Build,
-    Forward,
-    NodeContext,
-    Push,
-    SendOldValues,
-    in_order,
-)
+from statestore.topology.aggregates.folds import Aggregation, Tell, Updates
+from statestore.topology.failures import decoded, each, encoded, failed_at, processing
+from statestore.topology.nodes import Build, NodeContext, Push, in_order
 
 # INT64's bytes, one by one and as arrays.
 _COUNT = struct.Struct(">q")
@@ -63,147 +50,97 @@ class Placed(NamedTuple):
         return batch if self.places is None else batch.take(self.places)
 
 
-class Keying(Protocol):
-    """Translates between the records of a batch and the rows of a store."""
+class Keying(NamedTuple):
+    """Which rows of a store the records of a batch count in.
 
-    def place(self, batch: Batch) -> Placed:
-        """Return the rows in which each record counts."""
-
-    def column(self, rows: list[bytes]) -> Column:
-        """Return the keys of the updates of these rows."""
-
-    def names(self, rows: Iterable[bytes]) -> dict[bytes, Any]:
-        """Return the key that a user's function is given for each row."""
-
-    def nulls(self, batch: Batch) -> list[int]:
-        """Return the indices of the records without a key."""
-
-    def check(self, batch: Batch) -> None:
-        """Raise NodeFailed for the records whose key cannot be decoded, after `names` failed."""
-
-
-Spec = KeyValueSpec[Any, Any] | InWindowsSpec
-KeyingOf = Callable[[str, Spec, NodeContext], Keying]
-
-
-class ByKey:
-    """A Keying with one row per key."""
-
-    def __init__(self, node: str, spec: Spec, _context: NodeContext) -> None:
-        self._node = node
-        self._serde: Serde[Any] = spec.key_serde
-
-    def place(self, batch: Batch) -> Placed:
-        return Placed(self._rows(batch))
-
-    def column(self, rows: list[bytes]) -> Column:
-        return Column(raw=rows, serde=self._serde)  # type: ignore[arg-type]  # read, not written
-
-    def names(self, rows: Iterable[bytes]) -> dict[bytes, Any]:
-        read = self._serde.deserialize
-        return {row: read(row) for row in rows}
-
-    def nulls(self, batch: Batch) -> list[int]:
-        return [i for i, key in enumerate(self._rows(batch)) if key is None]
-
-    def check(self, batch: Batch) -> None:
-        keys = Column(raw=self._rows(batch), serde=self._serde)
-        decoded(self._node, batch.with_columns(keys=keys), "key")
-
-    def _rows(self, batch: Batch) -> list[bytes | None]:
-        return encoded(self._node, batch, "key", self._serde)
-
-
-class Updates(NamedTuple):
-    """What an aggregate hands on: places in the batch, times, rows, values and old values."""
-
-    places: list[int]
-    times: list[int]
-    rows: list[bytes]
-    values: list[bytes | None]
-    old_values: list[bytes | None]
-
-    @property
-    def more_rows(self) -> int:
-        """How many rows there are more than before; negative: fewer."""
-        return self.old_values.count(None) - self.values.count(None)
-
-    def add(
-        self, place: int, time: int, row: bytes, value: bytes | None, old_value: bytes | None
-    ) -> None:
-        """Append one update."""
-        self.places.append(place)
-        self.times.append(time)
-        self.rows.append(row)
-        self.values.append(value)
-        self.old_values.append(old_value)
-
-
-def counted(
-    node: str,
-    spec: Spec,
-    *,
-    every_update: bool,
-    old_values: SendOldValues,
-    keying: KeyingOf = ByKey,
-) -> Build:
-    """Build a node that counts the records of each row and decodes none of them.
-
-    As in Kafka Streams, null values count by key and window, but not by key alone.
+    `serde` is that of the records' keys, with which rows end after `prefix` bytes. `drops_nulls`:
+    as in Kafka Streams, null values do not count by key alone, but they do in windows.
     """
-    drops_nulls = keying is ByKey
 
-    def build(context: NodeContext, forward: Forward) -> Push:
-        table = context.table(spec.name)
-        key = keying(node, spec, context)
+    place: Callable[[Batch], Placed]
+    serde: Serde[Any]
+    prefix: int
+    drops_nulls: bool
 
-        def push(batch: Batch) -> None:
-            placed = key.place(batch)
-            batch, rows = placed.over(batch), placed.rows
-            valueless = batch.values.nulls() if drops_nulls else []
-            if valueless:
-                _drop(
-                    context,
-                    node,
-                    batch,
-                    [i for i in valueless if rows[i] is not None],
-                    "null_value",
-                )
-                rows = rows.copy()
-                for i in valueless:
-                    rows[i] = None
-            found = _distinct(rows, batch.timestamps)
-            if found.none:
-                _drop(context, node, batch, key.nulls(batch), "null_key")
-            if not found.rows:
-                return
-            stored = table.get_many(found.rows)
-            joined = b"".join([_NO_COUNT if count is None else count for count in stored])
-            counts = np.frombuffer(joined, _COUNTS)
-            after = (counts + found.counts).astype(_COUNTS).view(_COUNT_BYTES).tolist()
-            times = table.later(found.rows, found.times)
-            if every_update:
-                running = dict(zip(found.rows, counts.tolist(), strict=True))
-                old = dict(zip(found.rows, stored, strict=True))
-                stamps = _Stamps(table, found.rows, batch.timestamps)
-                updates = _run(rows, batch.timestamps, running, old, stamps)
-            else:
-                # Python's numbers, because numpy's take twice as long one by one.
-                order = np.argsort(found.last).tolist()
-                updates = Updates(
-                    found.last[order].tolist(),
-                    list(map(times.__getitem__, order)),
-                    list(map(found.rows.__getitem__, order)),
-                    list(map(after.__getitem__, order)),
-                    list(map(stored.__getitem__, order)),
-                )
-            table.put_all(dict(zip(found.rows, after, strict=True)), times)
-            keys = key.column(updates.rows)
-            forward(updated(batch, updates, keys, serdes.INT64, old_values), None)
+    def without_key(self, node: str, batch: Batch) -> list[int]:
+        """Return the indices of the records without a key."""
+        keys = encoded(node, batch, "key", self.serde)
+        return [i for i, key in enumerate(keys) if key is None]
 
-        return push
+    def names(self, node: str, batch: Batch, rows: Iterable[bytes]) -> dict[bytes, Any]:
+        """Return the key that a user's function is given for each row of a batch.
 
-    return build
+        NodeFailed for the records whose key cannot be decoded.
+        """
+        read, at = self.serde.deserialize, self.prefix
+        try:
+            return {row: read(row[at:]) for row in rows}
+        except Exception:
+            keys = Column(raw=encoded(node, batch, "key", self.serde), serde=self.serde)
+            decoded(node, batch.with_columns(keys=keys), "key")
+            raise
+
+
+def by_key(how: Aggregation[KeyValueSpec[Any, Any]]) -> Build:
+    """Build an aggregate with one row for each key."""
+    serde = how.spec.key_serde
+
+    def place(batch: Batch) -> Placed:
+        return Placed(encoded(how.node, batch, "key", serde))
+
+    keying = Keying(place, serde, prefix=0, drops_nulls=True)
+    return lambda context, forward: by_rows(how, keying, context, how.telling(forward))
+
+
+def by_rows(how: Aggregation[Any], keying: Keying, context: NodeContext, tell: Tell) -> Push:
+    """Return what folds the records of a batch into the rows in which they count."""
+    fold = _counting if how.fold.counts else _folding
+    return fold(how, keying, context, tell)
+
+
+def _counting(how: Aggregation[Any], keying: Keying, context: NodeContext, tell: Tell) -> Push:
+    """Return what counts the records of each row and decodes none of them."""
+    table, node = context.table(how.spec.name), how.node
+
+    def push(batch: Batch) -> None:
+        placed = keying.place(batch)
+        batch, rows = placed.over(batch), placed.rows
+        valueless = batch.values.nulls() if keying.drops_nulls else []
+        if valueless:
+            dropped = [i for i in valueless if rows[i] is not None]
+            _drop(context, node, batch, dropped, "null_value")
+            rows = rows.copy()
+            for i in valueless:
+                rows[i] = None
+        found = _distinct(rows, batch.timestamps)
+        if found.none:
+            _drop(context, node, batch, keying.without_key(node, batch), "null_key")
+        if not found.rows:
+            return
+        stored = table.get_many(found.rows)
+        joined = b"".join([_NO_COUNT if count is None else count for count in stored])
+        counts = np.frombuffer(joined, _COUNTS)
+        after = (counts + found.counts).astype(_COUNTS).view(_COUNT_BYTES).tolist()
+        times = table.later(found.rows, found.times)
+        if how.every_update:
+            running = dict(zip(found.rows, counts.tolist(), strict=True))
+            old = dict(zip(found.rows, stored, strict=True))
+            stamps = _Stamps(table, found.rows, batch.timestamps)
+            updates = _run(rows, batch.timestamps, running, old, stamps)
+        else:
+            # Python's numbers, because numpy's take twice as long one by one.
+            order = np.argsort(found.last).tolist()
+            updates = Updates(
+                found.last[order].tolist(),
+                list(map(times.__getitem__, order)),
+                list(map(found.rows.__getitem__, order)),
+                list(map(after.__getitem__, order)),
+                list(map(stored.__getitem__, order)),
+            )
+        table.put_all(dict(zip(found.rows, after, strict=True)), times)
+        tell(batch, updates)
+
+    return push
 
 
 class _Distinct(NamedTuple):
@@ -307,7 +244,7 @@ def _run(
     stamps: _Stamps,
 ) -> Updates:
     """Return one update of a count per record."""
-    updates = Updates([], [], [], [], [])
+    updates = Updates.none()
     for i, (row, time) in enumerate(zip(rows, times, strict=True)):
         if row is not None:
             running[row] += 1
@@ -317,72 +254,31 @@ def _run(
     return updates
 
 
-def updated(
-    batch: Batch, updates: Updates, keys: Column, value_serde: Serde[Any], old_values: SendOldValues
-) -> Batch:
-    """Return the updates that the records of a batch have made, with these keys."""
-    then = batch.stream_times
-    return Batch(
-        keys=keys,
-        values=Column(raw=updates.values, serde=value_serde),
-        timestamps=updates.times,
-        headers=batch.headers_at(updates.places),
-        old_values=Column(raw=updates.old_values, serde=value_serde)
-        if old_values.enabled
-        else None,
-        stream_times=None if then is None else list(map(then.__getitem__, updates.places)),
-    )
+def _folding(how: Aggregation[Any], keying: Keying, context: NodeContext, tell: Tell) -> Push:
+    """Return what calls the fold's functions for each record of a row."""
+    table, fold = context.table(how.spec.name), _Folding(how, keying)
 
+    def push(batch: Batch) -> None:
+        placed = keying.place(batch)
+        decoded(how.node, batch, "value")  # Each value once, however many rows it counts in.
+        batch = placed.over(batch)
+        found = _with_values(context, how.node, batch, keying, placed.rows)
+        with processing(how.node, batch):
+            after, times, updates = fold.run(table, batch, found)
+        if after:
+            table.put_all(after, list(map(times.__getitem__, after)))
+            tell(batch, updates)
 
-def aggregated(
-    node: str,
-    spec: Spec,
-    step: Callable[[Any, Any, Any], Any],
-    initial: Callable[[], Any] | None,
-    *,
-    every_update: bool,
-    old_values: SendOldValues,
-    keying: KeyingOf = ByKey,
-) -> Build:
-    """Build a node that folds `step(key, value, old)` over the records of each row.
-
-    Without `initial`, the first value stands as it is (reduce). As in Kafka Streams, null values
-    reach the function in windows, but not by key alone.
-    """
-    drops_nulls = keying is ByKey
-    fold = _Fold(node, spec, step, initial, every_update)
-
-    def build(context: NodeContext, forward: Forward) -> Push:
-        table = context.table(spec.name)
-        key = keying(node, spec, context)
-
-        def push(batch: Batch) -> None:
-            placed = key.place(batch)
-            decoded(node, batch, "value")  # Each value once, however many rows it counts in.
-            batch = placed.over(batch)
-            found = _with_values(context, node, batch, key, placed.rows, drops_nulls=drops_nulls)
-            with processing(node, batch):
-                after, times, updates = fold.run(table, key, batch, found)
-            if after:
-                table.put_all(after, list(map(times.__getitem__, after)))
-                keys = key.column(updates.rows)
-                forward(updated(batch, updates, keys, spec.value_serde, old_values), None)
-
-        return push
-
-    return build
+    return push
 
 
 @dataclass(frozen=True)
-class _Fold:
-    node: str
-    spec: Spec
-    step: Callable[[Any, Any, Any], Any]
-    initial: Callable[[], Any] | None
-    every_update: bool
+class _Folding:
+    how: Aggregation[Any]
+    keying: Keying
 
     def run(
-        self, table: StagedTable, key: Keying, batch: Batch, found: "_Found"
+        self, table: StagedTable, batch: Batch, found: "_Found"
     ) -> tuple[dict[bytes, bytes | None], dict[bytes, int], Updates]:
         """Return the new rows, their times and the updates; NodeFailed names a failing record.
 
@@ -392,16 +288,17 @@ class _Fold:
         """
         unique = sorted(set(found.rows))
         stored = dict(zip(unique, table.get_many(unique), strict=True))
-        decode, names = self.spec.value_serde.deserialize, self._names(key, batch, unique)
+        decode = self.how.spec.value_serde.deserialize
+        names = self.keying.names(self.how.node, batch, unique)
         folded = {
             row: _Folded(row, names[row], None if old is None else decode(old))
             for row, old in stored.items()
         }
         stamps = _Stamps(table, unique, batch.timestamps)
-        if self.every_update or not stamps.in_order:
-            noted = _Noted(self, stamps, batch, stored)
+        if self.how.every_update or not stamps.in_order:
+            noted = _Noted(self.how, stamps, batch, stored)
             self._step_all(batch, found, folded, noted)
-            if self.every_update:
+            if self.how.every_update:
                 return noted.running, noted.times, noted.updates
             times = noted.times
         else:
@@ -421,8 +318,8 @@ class _Fold:
         noted: "_Noted | None",
     ) -> None:
         """Call the function for each record, in order; `noted` takes in what each has made."""
-        step, initial = self.step, self.initial
-        unchanged = serdes.unchanged(self.spec.value_serde)
+        initial, step, *_ = self.how.fold
+        unchanged = serdes.unchanged(self.how.spec.value_serde)
 
         def fold(ahead: Iterator[Any]) -> None:
             for value, one in zip(ahead, map(folded.__getitem__, found.rows), strict=True):
@@ -430,48 +327,28 @@ class _Fold:
                 if one.made_at is not None:
                     data = None if noted is None else noted.running[one.row]
                     old = self._reread(batch, one.made_at, old, data)
-                if old is not None:
-                    new = step(one.name, value, old)
-                elif initial is None:
-                    new = value
-                else:
-                    new = step(one.name, value, initial())
+                new = step(one.name, value, initial() if old is None else old)
                 if noted is not None:
                     noted.add(found.place_before(ahead), one.row, new, is_new=old is None)
                 one.value = new
                 one.made_at = None if type(new) in unchanged else found.place_before(ahead)
 
-        each(self.node, batch, found.values, fold, place_of=found.places.__getitem__)
+        each(self.how.node, batch, found.values, fold, place_of=found.places.__getitem__)
 
     def _reread(self, batch: Batch, place: int, value: Any, data: bytes | None) -> Any:
         """Return the value that the record at `place` made, as the store would give it back."""
         try:
-            written = self.encode(value) if data is None else data
-            return None if written is None else self.spec.value_serde.deserialize(written)
+            written = self.how.encode(value) if data is None else data
+            return None if written is None else self.how.spec.value_serde.deserialize(written)
         except Exception as error:
-            raise failed_at(self.node, batch, place, error) from error
-
-    def _names(self, key: Keying, batch: Batch, unique: list[bytes]) -> dict[bytes, Any]:
-        try:
-            return key.names(unique)
-        except Exception:
-            key.check(batch)
-            raise
-
-    def encode(self, value: Any) -> bytes | None:
-        """Return the stored form of an aggregate; SerdeMismatch if it does not fit."""
-        serde = self.spec.value_serde
-        try:
-            return None if value is None else serde.serialize(value)
-        except Exception as error:
-            raise mismatch("value", value, serde, error) from error
+            raise failed_at(self.how.node, batch, place, error) from error
 
     def _encoded(self, values: list[Any]) -> list[bytes | None]:
-        serialize = self.spec.value_serde.serialize
+        serialize = self.how.spec.value_serde.serialize
         try:
             return [None if value is None else serialize(value) for value in values]
         except Exception:  # noqa: BLE001  # one by one, it is told which value does not fit
-            return list(map(self.encode, values))
+            return list(map(self.how.encode, values))
 
 
 class _Folded:
@@ -511,22 +388,26 @@ class _Noted:
     """What is noted of each record that is folded: the time of its row and, if told, its update."""
 
     def __init__(
-        self, fold: _Fold, stamps: _Stamps, batch: Batch, stored: dict[bytes, bytes | None]
+        self,
+        how: Aggregation[Any],
+        stamps: _Stamps,
+        batch: Batch,
+        stored: dict[bytes, bytes | None],
     ) -> None:
         self.times: dict[bytes, int] = {}
-        self.updates = Updates([], [], [], [], [])
+        self.updates = Updates.none()
         self.running: dict[bytes, bytes | None] = (
-            dict(stored) if fold.every_update else dict.fromkeys(stored)
+            dict(stored) if how.every_update else dict.fromkeys(stored)
         )
-        self._fold = fold
+        self._how = how
         self._stamps = stamps
         self._came = batch.timestamps
 
     def add(self, place: int, row: bytes, new: Any, *, is_new: bool) -> None:
         """Note what the record at `place` made of a row; `is_new`: there was none."""
         time = self.times[row] = self._stamps.next(row, self._came[place], is_new=is_new)
-        if self._fold.every_update:
-            data = self._fold.encode(new)
+        if self._how.every_update:
+            data = self._how.encode(new)
             self.updates.add(place, time, row, data, self.running[row])
             self.running[row] = data
 
@@ -535,16 +416,11 @@ def _with_values(
     context: NodeContext,
     node: str,
     batch: Batch,
-    key: Keying,
+    keying: Keying,
     rows: list[bytes | None],
-    *,
-    drops_nulls: bool,
 ) -> _Found:
-    """Return the records that have a row; the others are dropped.
-
-    With `drops_nulls`, records without a value are dropped, too.
-    """
-    values = decoded(node, batch, "value")
+    """Return the records that have a row and a value, if that must not be null; drop the others."""
+    values, drops_nulls = decoded(node, batch, "value"), keying.drops_nulls
     if not any_none(rows) and not (drops_nulls and any_none(values)):
         return _Found(cast("list[bytes]", rows), values, range(len(rows)))
     places = [
@@ -553,7 +429,7 @@ def _with_values(
         if row is not None and (value is not None or not drops_nulls)
     ]
     if len(places) < len(rows):
-        kept, keyless = set(places), set(key.nulls(batch))
+        kept, keyless = set(places), set(keying.without_key(node, batch))
         # A record that has a key but no row was dropped, and counted, by the Keying.
         nulls = [
             i for i, row in enumerate(rows) if i not in kept and (row is not None or i in keyless)

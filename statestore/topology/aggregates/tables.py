@@ -19,16 +19,15 @@ import msgspec
 from statestore import serdes
 from statestore.model.batch import Batch, Column
 from statestore.model.records import Functions, Serde
-from statestore.topology.aggregates.streams import aggregated
-from statestore.topology.aggregates.versioned import FoldStep, aggregate_in_time
+from statestore.topology.aggregates.folds import Aggregation, Fold, Step, nothing
+from statestore.topology.aggregates.streams import by_key
+from statestore.topology.aggregates.versioned import aggregate_in_time
 from statestore.topology.failures import decoded, each, encoded
 from statestore.topology.flows import Flow, TableFlow
-from statestore.topology.materialized import Materialized, wished
+from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 
 Selector = Callable[[Any, Any], tuple[Any, Any]]
-Fold = Callable[[Any, Any, Any], Any]
-Step = Callable[[Any, "RowChange", Any], Any]
 _TAKER: Final = "group_by()"
 # Values of the module, so that what uses them travels to workers, which have their own.
 _encoder = msgspec.msgpack.Encoder()
@@ -148,7 +147,7 @@ def _changes(count: int, old: _Moved, new: _Moved) -> tuple[list[int], list[Any]
     return [i for i, _, _ in found], [key for _, key, _ in found], [row for _, _, row in found]
 
 
-def folding(initial: Callable[[], Any], add: Fold, subtract: Fold) -> Step:
+def folding(initial: Callable[[], Any], add: Step, subtract: Step) -> Step:
     """Return the step of an aggregate: what is old is taken out, then what is new put in."""
 
     def step(key: Any, change: RowChange, aggregate: Any) -> Any:
@@ -226,29 +225,20 @@ class TableGroups:
         """Add a node that folds `step` over changes."""
         flow, old_values = self.changes, SendOldValues()
         kind = "KTABLE-AGGREGATE"
+        # A group without a row begins with the step's own first aggregate.
+        fold = Fold(nothing, step, step)
         in_time = flow.spec_in_time(materialized, value_serde)
         if in_time is not None:
             flow.builder.keep(in_time)
             source = self._source(in_time.name, explicit=True)
-            # A group without a row begins with the step's own first aggregate.
-            made = FoldStep(step, lambda: None)
-            return aggregate_in_time(source, in_time, made, kind=kind, name=name)
-        wanted = wished(materialized) or Materialized(flow.builder.store_name(kind))
-        spec = wanted.spec(flow.key_serde, value_serde)
+            return aggregate_in_time(source, in_time, fold, kind=kind, name=name)
+        spec, every = flow.spec(materialized, kind, value_serde)
         flow.builder.keep(spec)
         source = self._source(spec.name, explicit=materialized is not None)
         node = source.add(
             kind,
             name,
-            lambda n: aggregated(
-                n,
-                spec,
-                step,
-                # A group without a row begins with the step's own first aggregate.
-                lambda: None,
-                every_update=not wanted.caching,
-                old_values=old_values,
-            ),
+            lambda n: by_key(Aggregation(n, spec, fold, every, old_values)),
             (spec.name,),
         )
         return TableFlow.stored(flow.builder, node, spec, old_values)

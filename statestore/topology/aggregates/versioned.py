@@ -8,50 +8,34 @@ the history does not depend on where batches end.
 Keeps I24 and I25.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from statestore.model.batch import Batch, Column
+from statestore.model.batch import Batch
 from statestore.stores.specs import VersionedSpec
 from statestore.stores.versioned import layout
 from statestore.stores.versioned.table import VersionedTable
-from statestore.topology.aggregates.streams import Updates, updated
-from statestore.topology.failures import decoded, each, keyed, mismatch
+from statestore.topology.aggregates.folds import Aggregation, Fold, Updates
+from statestore.topology.failures import decoded, each, keyed
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.joins.grace import Gate, Waiter
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 from statestore.topology.tables.from_streams import history_of
 
 
-@dataclass(frozen=True)
-class FoldStep:
-    """What a record does: fold(key, value, aggregate), from initial() on.
-
-    Without `initial`, the first value stands as it is.
-    """
-
-    fold: Callable[[Any, Any, Any], Any]
-    initial: Callable[[], Any] | None
-
-    def next(self, key: Any, value: Any, aggregate: Any) -> Any:
-        """Return the aggregate after a record; None: there is none."""
-        if aggregate is None:
-            if self.initial is None:
-                return value
-            aggregate = self.initial()
-        return self.fold(key, value, aggregate)
-
-
 def aggregate_in_time(
-    source: Flow, spec: VersionedSpec[Any, Any], step: FoldStep, *, kind: str, name: str | None
+    source: Flow, spec: VersionedSpec[Any, Any], fold: Fold, *, kind: str, name: str | None
 ) -> TableFlow:
     """Add a node that folds records into a table with history; its store is known already."""
     old_values, waiters = SendOldValues(), list[Waiter]()
     node = source.add(
         kind,
         name,
-        lambda n: _aggregated(n, spec, step, old_values=old_values, waiters=waiters),
+        # Each update is a version, so all of them are told.
+        lambda n: _aggregated(
+            Aggregation(n, spec, fold, every_update=True, old_values=old_values), waiters
+        ),
         (spec.name,),
     )
     table = TableFlow.stored(source.builder, node, spec, old_values)
@@ -59,18 +43,12 @@ def aggregate_in_time(
     return table.with_history(history_of(spec, node, waiters, []))
 
 
-def _aggregated(
-    node: str,
-    spec: VersionedSpec[Any, Any],
-    step: FoldStep,
-    *,
-    old_values: SendOldValues,
-    waiters: Sequence[Waiter],
-) -> Build:
-    fold = _Fold(node, spec, step)
+def _aggregated(how: Aggregation[VersionedSpec[Any, Any]], waiters: Sequence[Waiter]) -> Build:
+    node, spec, fold = how.node, how.spec, _Folding(how)
 
     def build(context: NodeContext, forward: Forward) -> Push:
         table = context.versions(spec.name)
+        tell = how.telling(forward)
         gate = Gate(context, waiters, forward) if waiters else None
 
         def push(batch: Batch) -> None:
@@ -86,8 +64,7 @@ def _aggregated(
                     context.drop(node, batch, places, reason)
             if updates.rows:
                 table.put_all(updates.rows, updates.values, updates.times)
-                told = Column(raw=list[bytes | None](updates.rows), serde=spec.key_serde)
-                forward(updated(batch, updates, told, spec.value_serde, old_values), None)
+                tell(batch, updates)
 
         return push
 
@@ -95,23 +72,23 @@ def _aggregated(
 
 
 @dataclass(frozen=True)
-class _Fold:
-    node: str
-    spec: VersionedSpec[Any, Any]
-    step: FoldStep
+class _Folding:
+    how: Aggregation[VersionedSpec[Any, Any]]
 
     def run(
         self, table: VersionedTable, batch: Batch, keys: list[bytes]
     ) -> tuple[Updates, list[int]]:
         """Return the updates of the records with a value, and which records are too late."""
-        names, values = decoded(self.node, batch, "key"), decoded(self.node, batch, "value")
+        how = self.how
+        names, values = decoded(how.node, batch, "key"), decoded(how.node, batch, "value")
+        read = how.spec.value_serde.deserialize
         rows = [
             (layout.NEVER, None) if r is None else layout.read_version(r) for r in _of(table, keys)
         ]
         unique = list(dict.fromkeys(keys))
         begins = {key: began for key, (began, _) in zip(unique, rows, strict=True)}
         held = {key: value for key, (_, value) in zip(unique, rows, strict=True)}
-        late, updates = list[int](), Updates([], [], [], [], [])
+        late, updates = list[int](), Updates.none()
 
         def fold(ahead: Iterator[Any], now_ms: int) -> None:
             for i, (value, key) in enumerate(zip(ahead, keys, strict=True)):
@@ -122,21 +99,15 @@ class _Fold:
                 if time < table.time.bound_at(now_ms):
                     late.append(i)
                     continue
-                data = self._next(names[i], value, held[key])
-                updates.add(i, time, key, data, held[key])
+                before = held[key]
+                # An aggregate passes through its serde each time.
+                old = None if before is None else read(before)
+                data = how.encode(how.fold.next(names[i], value, old))
+                updates.add(i, time, key, data, before)
                 begins[key], held[key] = time, data
 
-        each(self.node, batch, values, lambda ahead: fold(ahead, table.time.now))
+        each(how.node, batch, values, lambda ahead: fold(ahead, table.time.now))
         return updates, late
-
-    def _next(self, key: Any, value: Any, held: bytes | None) -> bytes | None:
-        """Return the aggregate after a record, which passes through its serde each time."""
-        serde = self.spec.value_serde
-        made = self.step.next(key, value, None if held is None else serde.deserialize(held))
-        try:
-            return None if made is None else serde.serialize(made)
-        except Exception as error:
-            raise mismatch("value", made, serde, error) from error
 
 
 def _of(table: VersionedTable, keys: list[bytes]) -> list[bytes | None]:

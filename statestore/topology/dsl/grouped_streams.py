@@ -8,11 +8,12 @@ from statestore.model.modes import EmitStrategy, Span
 from statestore.model.records import K_co, V_co, Windowed
 from statestore.topology import missing_methods
 from statestore.topology.aggregates.cogroups import Cogroup
-from statestore.topology.aggregates.grouping import Grouping, Windowing
+from statestore.topology.aggregates.grouping import Grouping
 from statestore.topology.callbacks import check_arity
 from statestore.topology.dsl import cogrouped_streams, ktables
 from statestore.topology.materialized import Materialized
 from statestore.topology.windows.counts import CountWindows
+from statestore.topology.windows.fold import Windowing
 from statestore.topology.windows.hopping import TimeWindows
 from statestore.topology.windows.sessions import SessionWindows
 from statestore.topology.windows.sliding import SlidingWindows

@@ -10,7 +10,7 @@ nor gives one a second result, even if results went out on update for a while.
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,10 @@ from statestore.model.batch import Batch, Column
 from statestore.model.modes import PunctuationType, Span, span_ms
 from statestore.stores.in_windows import START, TIME_ROW, start_of
 from statestore.stores.kinds.registry import kind_of
-from statestore.stores.specs import InWindowsSpec
 from statestore.stores.staged_table import StagedTable
+from statestore.topology.aggregates.folds import Aggregation
 from statestore.topology.failures import Stage, failed
-from statestore.topology.nodes import Earliest, Forward, Held, NodeContext, SendOldValues
+from statestore.topology.nodes import Earliest, Forward, Held, NodeContext
 
 LATEST_MS: Final = 2**62
 """The latest time of a record in a window: the end of no window is beyond the largest integer."""
@@ -109,25 +109,18 @@ class Closing:
     """The clock of one store with windows, and the results that go out as its windows close."""
 
     def __init__(
-        self,
-        node: str,
-        spec: InWindowsSpec,
-        context: NodeContext,
-        old_values: SendOldValues,
-        *,
-        delay_ms: int,
-        final: bool,
+        self, how: Aggregation[Any], context: NodeContext, *, delay_ms: int, final: bool
     ) -> None:
         """`delay_ms`: how far stream time must pass the end of a window before it is closed.
 
         `final`: each window has one result, at its close.
         """
-        self.table: StagedTable = context.table(spec.name)
-        self._node = node
-        self._spec = spec
-        self._kind = kind_of(spec)
+        self.table: StagedTable = context.table(how.spec.name)
+        self._node = how.node
+        self._spec = how.spec
+        self._kind = kind_of(how.spec)
         self._context = context
-        self._old_values = old_values
+        self._old_values = how.old_values
         self._delay_ms = delay_ms
         self._final_only = final
         stored = self.table.get(TIME_ROW)

@@ -16,17 +16,16 @@ from typing import Any, Final
 
 from statestore import serdes
 from statestore.errors import Misuse
-from statestore.model.batch import Batch, Column
-from statestore.model.modes import EmitStrategy
+from statestore.model.batch import Batch
 from statestore.model.records import Serde
 from statestore.serdes import composed
 from statestore.serdes.composed import CountWindow
 from statestore.stores.migration import GONE, MigratingSerde, Migration, migrating
 from statestore.stores.specs import KeyValueSpec
-from statestore.topology.aggregates.streams import Updates, updated
-from statestore.topology.failures import decoded, each, encoded, mismatch, processing
-from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
-from statestore.topology.windows.sessions import SessionFold
+from statestore.topology.aggregates.folds import Aggregation, Updates
+from statestore.topology.failures import decoded, each, encoded, processing
+from statestore.topology.nodes import Build, Forward, NodeContext, Push
+from statestore.topology.windows.fold import Rule, Windowing
 
 _OPEN_MAX: Final = 1000
 _SIZE_MAX: Final = (1 << 63) - 1
@@ -55,6 +54,11 @@ class CountWindows:
         """Return windows of the same size, one beginning every `advance` records."""
         return CountWindows(self.size, advance)
 
+    @property
+    def rule(self) -> "Rule":
+        """What operators do in these windows."""
+        return _Rule(self)
+
     def __post_init__(self) -> None:
         for name in ("size", "advance"):
             given: object = getattr(self, name)
@@ -76,18 +80,80 @@ class CountWindows:
             )
 
 
-def open_windows_spec(
-    windows: CountWindows, plain: KeyValueSpec[Any, Any], emit: EmitStrategy
-) -> KeyValueSpec[Any, list[CountWindow]]:
-    """Return the store of the open windows whose results are in the store `plain`."""
-    return KeyValueSpec(
-        f"{plain.name}-windows",
-        plain.key_serde,
-        _of_windows(plain.value_serde),
-        plain.persistent,
-        plain.changelog_config,
-        (f"count {windows.size}", f"advance {windows.advance}", f"emit {emit}"),
-    )
+@dataclass(frozen=True)
+class _Rule:
+    """The rule of windows that are full after so many records, which time does not close."""
+
+    windows: CountWindows
+    closes: None = None
+
+    def specs(
+        self, plain: KeyValueSpec[Any, Any], terms: tuple[str, ...]
+    ) -> tuple[KeyValueSpec[Any, Any], ...]:
+        """Return the store of the results, which is the plain one, and that of open windows."""
+        opened = KeyValueSpec(
+            f"{plain.name}-windows",
+            plain.key_serde,
+            _of_windows(plain.value_serde),
+            plain.persistent,
+            plain.changelog_config,
+            (f"count {self.windows.size}", f"advance {self.windows.advance}", *terms),
+        )
+        return plain, opened
+
+    def build(self, how: Aggregation[KeyValueSpec[Any, Any]], windowing: Windowing) -> Build:
+        """Build an aggregate per key and count window.
+
+        With results on update, a window also tells what it has so far: to each record that counts
+        in it, if every update is told, else to the last one of a key in a batch.
+        """
+        _, kept = self.specs(how.spec, windowing.terms)
+        tells_open, node = not windowing.final, how.node
+        every_update = how.every_update and tells_open
+
+        def build(context: NodeContext, forward: Forward) -> Push:
+            results, opened = context.table(how.spec.name), context.table(kept.name)
+            tell = how.telling(forward)
+
+            def push(batch: Batch) -> None:
+                keys = encoded(node, batch, "key", how.spec.key_serde)
+                values = None if how.fold.counts else decoded(node, batch, "value")
+                nulls = set(batch.values.nulls())
+                missing = [i for i, key in enumerate(keys) if key is None or i in nulls]
+                if missing:
+                    context.drop(node, batch, missing, "null_key_or_value")
+                left_out = set(missing)
+                known: list[tuple[int, bytes]] = [
+                    (i, key) for i, key in enumerate(keys) if key is not None and i not in left_out
+                ]
+                if not known:
+                    return
+                unique = sorted({key for _, key in known})
+                stored = opened.get_many(unique)
+                old = how.old_values.enabled
+                told = results.get_many(unique) if old else [None] * len(unique)
+                with processing(node, batch):
+                    work = _Folding(how, kept, self.windows, batch)
+                    work.load(unique, stored, told)
+                    work.run(known, values, tells_open=every_update)
+                    if tells_open:
+                        work.tell_open()
+                    rows = work.rows()
+                before = dict(zip(unique, stored, strict=True))
+                opened.put_all(
+                    {key: row for key, row in rows.items() if row is not None or before[key]}
+                )
+                if work.told:
+                    updates = work.updates()
+                    last = dict(zip(updates.rows, updates.times, strict=True))
+                    results.put_all(
+                        dict(zip(updates.rows, updates.values, strict=True)), list(last.values())
+                    )
+                    tell(batch, updates)
+
+            return push
+
+        return build
 
 
 def _of_windows(value_serde: Serde[Any]) -> Serde[list[CountWindow]]:
@@ -117,68 +183,6 @@ class _Each:
         return [
             one if one.value is None else one._replace(value=change(one.value)) for one in windows
         ]
-
-
-def in_count_windows(
-    node: str,
-    spec: KeyValueSpec[Any, Any],
-    windows: CountWindows,
-    emit: EmitStrategy,
-    fold: SessionFold,
-    *,
-    every_update: bool,
-    old_values: SendOldValues,
-) -> Build:
-    """Build an aggregate per key and count window.
-
-    `every_update`: each record tells what it changed, not only the last one of a key in a batch and
-    those that fill a window.
-    """
-    kept = open_windows_spec(windows, spec, emit)
-    tells_open = emit is EmitStrategy.ON_UPDATE
-
-    def build(context: NodeContext, forward: Forward) -> Push:
-        results, opened = context.table(spec.name), context.table(kept.name)
-
-        def push(batch: Batch) -> None:
-            keys = encoded(node, batch, "key", spec.key_serde)
-            values = None if fold.counts else decoded(node, batch, "value")
-            nulls = set(batch.values.nulls())
-            missing = [i for i, key in enumerate(keys) if key is None or i in nulls]
-            if missing:
-                context.drop(node, batch, missing, "null_key_or_value")
-            left_out = set(missing)
-            known: list[tuple[int, bytes]] = [
-                (i, key) for i, key in enumerate(keys) if key is not None and i not in left_out
-            ]
-            if not known:
-                return
-            unique = sorted({key for _, key in known})
-            stored = opened.get_many(unique)
-            told = results.get_many(unique) if old_values.enabled else [None] * len(unique)
-            with processing(node, batch):
-                work = _Folding(node, spec, kept, windows, batch, fold)
-                work.load(unique, stored, told)
-                work.run(known, values, tells_open=tells_open and every_update)
-                if tells_open:
-                    work.tell_open()
-                rows = work.rows()
-            before = dict(zip(unique, stored, strict=True))
-            opened.put_all(
-                {key: row for key, row in rows.items() if row is not None or before[key]}
-            )
-            if work.told:
-                updates = work.updates()
-                last = dict(zip(updates.rows, updates.times, strict=True))
-                results.put_all(
-                    dict(zip(updates.rows, updates.values, strict=True)), list(last.values())
-                )
-                column = Column(raw=list[bytes | None](updates.rows), serde=spec.key_serde)
-                forward(updated(batch, updates, column, spec.value_serde, old_values), None)
-
-        return push
-
-    return build
 
 
 class _Window:
@@ -216,23 +220,20 @@ class _Folding:
 
     def __init__(
         self,
-        node: str,
-        spec: KeyValueSpec[Any, Any],
+        how: Aggregation[KeyValueSpec[Any, Any]],
         kept: KeyValueSpec[Any, list[CountWindow]],
         windows: CountWindows,
         batch: Batch,
-        fold: SessionFold,
     ) -> None:
         self.told: list[tuple[int, int, bytes, bytes | None, bytes | None]] = []
         """Place, time, key, value and old value of each update."""
-        self._node = node
-        self._spec = spec
-        self._serde = spec.value_serde
+        self._how = how
+        self._fold = how.fold
+        self._serde = how.spec.value_serde
         self._rows_serde = kept.value_serde
         self._windows = windows
         self._batch = batch
-        self._fold = fold
-        self._unchanged = serdes.unchanged(spec.value_serde)
+        self._unchanged = serdes.unchanged(self._serde)
         self._of_keys: dict[bytes, _OfKey] = {}
 
     def load(
@@ -254,7 +255,7 @@ class _Folding:
                 value = None if values is None else values[place]
                 self._one(place, key, value, tells_open=tells_open)
 
-        each(self._node, self._batch, known, fold_all, place_of=lambda row: known[row][0])
+        each(self._how.node, self._batch, known, fold_all, place_of=lambda row: known[row][0])
 
     def _one(self, place: int, key: bytes, value: Any, *, tells_open: bool) -> None:
         """Count a record in the open windows of its key, and tell which of them it fills."""
@@ -262,7 +263,7 @@ class _Folding:
         if not of.windows or of.windows[-1].records >= self._windows.advance:
             of.windows.append(_Window(self._windows.size, 0, time_ms, None))
         if not (of.named or self._fold.counts):
-            of.name, of.named = self._spec.key_serde.deserialize(key), True
+            of.name, of.named = self._how.spec.key_serde.deserialize(key), True
         for window in of.windows:
             self._add(window, of.name, value)
             window.records += 1
@@ -288,24 +289,21 @@ class _Folding:
     def updates(self) -> Updates:
         """Return what was told, in the order of the records."""
         self.told.sort(key=_by_place)
-        updates = Updates([], [], [], [], [])
+        updates = Updates.none()
         for update in self.told:
             updates.add(*update)
         return updates
 
     def _add(self, window: _Window, name: Any, value: Any) -> None:
         # A value passes through its serde from record to record, so a function may change it.
-        fold = self._fold
         old = window.value if window.data is None else self._serde.deserialize(window.data)
-        made = fold.step(name, value, fold.initial() if old is None else old)
+        made = self._fold.step(name, value, self._fold.initial() if old is None else old)
         window.value, window.data = made, None
         if type(made) not in self._unchanged:
-            window.value, window.data = None, self._encoded(made)
+            window.value, window.data = None, self._how.encode(made)
 
     def _tell(self, of: _OfKey, place: int, key: bytes, window: _Window) -> None:
-        data = window.data
-        if data is None and window.value is not None:
-            data = self._encoded(window.value)
+        data = self._how.encode(window.value) if window.data is None else window.data
         self.told.append((place, window.time_ms, key, data, of.told))
         of.told = data
 
@@ -326,15 +324,8 @@ class _Folding:
             return self._rows_serde.serialize(row)
         except Exception:
             for window in row:
-                if window.value is not None:
-                    self._encoded(window.value)  # This says which value does not fit.
+                self._how.encode(window.value)  # This says which value does not fit.
             raise
-
-    def _encoded(self, value: Any) -> bytes:
-        try:
-            return self._serde.serialize(value)
-        except Exception as error:
-            raise mismatch("value", value, self._serde, error) from error
 
 
 def _by_place(update: tuple[int, int, bytes, bytes | None, bytes | None]) -> int:

@@ -11,9 +11,9 @@ write. The sessions of a key in the batch are folded one after another in memory
 stretches of records instead of records where no record is so late that the order counts.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -22,24 +22,17 @@ from numpy.typing import NDArray
 
 from statestore import serdes
 from statestore.errors import Misuse
-from statestore.model.batch import Batch, Column, no_records
-from statestore.model.modes import EmitStrategy, Span, span_ms
+from statestore.model.batch import Batch
+from statestore.model.modes import Span, span_ms
 from statestore.model.records import SESSION_BYTES
-from statestore.stores.in_windows import START, start_of
-from statestore.stores.sessions import LIST, SPAN, keys_of, listed, spans_of
+from statestore.stores.sessions import LIST, SPAN, spans_of
 from statestore.stores.specs import KeyValueSpec, SessionSpec
-from statestore.topology.aggregates.streams import Updates, binary_array, updated
+from statestore.topology.aggregates.folds import Aggregation, Tell, Updates
+from statestore.topology.aggregates.streams import binary_array
 from statestore.topology.failures import decoded, each, encoded, made_by, processing
-from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
-from statestore.topology.windows.closing import (
-    Closed,
-    Closing,
-    IdleClose,
-    WindowCloses,
-    idle_terms,
-)
-
-_EXPIRED_AT_ONCE = 1000
+from statestore.topology.nodes import NodeContext, Push
+from statestore.topology.windows.closing import Closing
+from statestore.topology.windows.fold import InTime, Timing
 
 
 @dataclass(frozen=True, init=False)
@@ -75,25 +68,16 @@ class SessionWindows:
             object.__setattr__(self, name, value)
 
     @property
-    def closes(self) -> WindowCloses:
-        """When a session closes, as its end says."""
-        return WindowCloses(SESSION_BYTES, self.gap_ms + self.grace_ms + 1)
+    def rule(self) -> InTime:
+        """What operators do in these windows."""
+        # A session takes records for a gap after its end, and is still there when that is retained.
+        timing = Timing(1, 1, self.gap_ms + self.grace_ms, self.retention_ms + 1)
+        return InTime(timing, SESSION_BYTES, partial(_spec, self), partial(_folding, self.gap_ms))
 
 
-def session_spec(
-    windows: SessionWindows,
-    plain: KeyValueSpec[Any, Any],
-    emit: EmitStrategy,
-    close_idle_ms: int | None = None,
+def _spec(
+    windows: SessionWindows, plain: KeyValueSpec[Any, Any], terms: tuple[str, ...]
 ) -> SessionSpec[Any, Any]:
-    """Return the session store to use in place of a plain one."""
-    terms = (
-        f"gap {windows.gap_ms}",
-        f"grace {windows.grace_ms}",
-        f"retention {windows.retention_ms}",
-        f"emit {emit}",
-        *idle_terms(close_idle_ms),
-    )
     return SessionSpec(
         plain.name,
         plain.key_serde,
@@ -101,88 +85,31 @@ def session_spec(
         windows.retention_ms,
         plain.persistent,
         plain.changelog_config,
-        terms,
+        (
+            f"gap {windows.gap_ms}",
+            f"grace {windows.grace_ms}",
+            f"retention {windows.retention_ms}",
+            *terms,
+        ),
     )
 
 
-class SessionFold(NamedTuple):
-    """How sessions are aggregated: `step(key, value, aggregate)`, `merge(key, one, other)`.
+def _folding(
+    gap_ms: int,
+    how: Aggregation[SessionSpec[Any, Any]],
+    context: NodeContext,
+    clock: Closing,
+    tell: Tell,
+) -> Push:
+    """Return what folds the records of a batch into sessions."""
+    sessions = _Sessions(how, gap_ms, context, clock)
 
-    `counts`: it counts records, so that many of them can be added at once.
-    """
+    def push(batch: Batch) -> None:
+        with processing(how.node, batch):
+            updates = sessions.fold(batch)
+        tell(batch, updates)
 
-    initial: Callable[[], Any]
-    step: Callable[[Any, Any, Any], Any]
-    merge: Callable[[Any, Any, Any], Any]
-    counts: bool = False
-
-
-COUNTED = SessionFold(int, lambda _key, _value, n: n + 1, lambda _key, a, b: a + b, counts=True)
-
-
-def reduced(function: Callable[[Any, Any], Any]) -> SessionFold:
-    """Return the fold of function(old, new); the first value stands as it is."""
-
-    def of_two(_key: Any, old: Any, new: Any) -> Any:
-        return new if old is None else function(old, new)
-
-    return SessionFold(_nothing, lambda key, value, old: of_two(key, old, value), of_two)
-
-
-def _nothing() -> None:
-    """Return the aggregate before the first value of a reduce."""
-
-
-def in_sessions(
-    node: str,
-    spec: SessionSpec[Any, Any],
-    windows: SessionWindows,
-    emit: EmitStrategy,
-    fold: SessionFold,
-    *,
-    every_update: bool,
-    old_values: SendOldValues,
-    close_idle_ms: int | None,
-) -> Build:
-    """Build an aggregate per key and session; `close_idle_ms` as for `in_windows`.
-
-    `every_update`: each record tells what it changed, not only the last one of a session in a
-    batch.
-    """
-    final = emit is EmitStrategy.ON_WINDOW_CLOSE
-
-    def build(context: NodeContext, forward: Forward) -> Push:
-        delay_ms = windows.gap_ms + windows.grace_ms
-        clock = Closing(node, spec, context, old_values, delay_ms=delay_ms, final=final)
-        sessions = _Sessions(node, spec, windows, context, clock)
-        told = every_update and not final
-        idle = None
-        if close_idle_ms is not None:
-            idle = IdleClose(context, node, close_idle_ms, lambda: sessions.close_all(forward))
-
-        def passed() -> None:
-            if final:
-                sessions.emit_closed(no_records(), forward)
-            sessions.expire(_EXPIRED_AT_ONCE)
-
-        clock.follow_time(passed, lambda now_ms: max(now_ms - delay_ms, 0))
-
-        def push(batch: Batch) -> None:
-            if idle is not None:
-                idle.input_came()
-            with processing(node, batch):
-                updates = sessions.fold(batch, fold, every_update=told)
-            if final:
-                clock.count_open(updates.more_rows)
-                sessions.emit_closed(batch, forward)
-            elif updates.rows:
-                keys = Column(raw=keys_of(updates.rows), serde=spec.key_serde)
-                forward(updated(batch, updates, keys, spec.value_serde, old_values), None)
-            sessions.expire(2 * len(batch) + _EXPIRED_AT_ONCE)
-
-        return push
-
-    return build
+    return push
 
 
 class _Session:
@@ -240,50 +167,47 @@ class _Sessions:
 
     def __init__(
         self,
-        node: str,
-        spec: SessionSpec[Any, Any],
-        windows: SessionWindows,
+        how: Aggregation[SessionSpec[Any, Any]],
+        gap_ms: int,
         context: NodeContext,
         clock: Closing,
     ) -> None:
-        self._node = node
-        self._spec = spec
-        self._windows = windows
+        self._how = how
+        self._gap_ms = gap_ms
         self._context = context
         self._clock = clock
         self._table = clock.table
-        self._expired_ms = 0
-        clock.opened(lambda: self._ended(max(clock.emitted_ms, 0), clock.latest_ms + 1))
 
-    def fold(self, batch: Batch, fold: SessionFold, *, every_update: bool) -> Updates:
+    def fold(self, batch: Batch) -> Updates:
         """Fold the records of a batch into their sessions, and return what changed."""
-        keys = encoded(self._node, batch, "key", self._spec.inner)
-        values = None if fold.counts else decoded(self._node, batch, "value")
+        how = self._how
+        keys = encoded(how.node, batch, "key", how.spec.inner)
+        values = None if how.fold.counts else decoded(how.node, batch, "value")
         known = np.array([key is not None for key in keys]) if None in keys else None
         times = np.array(batch.timestamps, np.int64)
         closed = self._clock.observe(batch, times, known)
         taken = times >= 0 if known is None else known & (times >= 0)
         if known is not None:
             nulls = np.flatnonzero(~known).tolist()
-            self._context.drop(self._node, batch, nulls, "null_key")
+            self._context.drop(how.node, batch, nulls, "null_key")
         late = np.flatnonzero((times < 0) & (True if known is None else known)).tolist()
         places = np.flatnonzero(taken)
         if not len(places):
             self._clock.drop_late(batch, late, len(late))
-            return Updates([], [], [], [], [])
+            return Updates.none()
         present = [keys[i] for i in places.tolist()] if len(places) < len(keys) else keys
         records = _Records(places, times[places], closed[places], present)  # type: ignore[arg-type]
         of_keys = self._look_up(records)
-        work = _Folding(self._node, self._spec, self._windows, batch, fold, values)
-        work.run(records, of_keys, every_update=every_update)
+        work = _Folding(how, self._gap_ms, batch, values)
+        work.run(records, of_keys)
         late = sorted(late + work.late)
         self._clock.drop_late(batch, late, len(late))
         self._write(of_keys, work, batch.timestamps)
-        return work.updates if every_update else work.changes(of_keys)
+        return work.updates if how.every_update else work.changes(of_keys)
 
     def _look_up(self, records: "_Records") -> list[_OfKey]:
         """Return the sessions of each key that are open and in reach of its records."""
-        gap = self._windows.gap_ms
+        gap = self._gap_ms
         lists = list(map(spans_of, self._table.get_many([LIST + key for key in records.keys])))
         found: list[list[bytes]] = []
         bounds = zip(records.lows.tolist(), records.highs.tolist(), strict=True)
@@ -332,46 +256,6 @@ class _Sessions:
                 writes[at], stamps[at] = b"".join(sorted(spans)) or None, 0
         if writes:
             self._table.put_all(writes, list(map(stamps.__getitem__, writes)))
-
-    # What happens as stream time passes.
-
-    def emit_closed(self, batch: Batch, forward: Forward) -> None:
-        """Forward the sessions that `batch` has closed and that were not emitted, by end."""
-        self._emit(*self._clock.take_closed(), batch, forward)
-
-    def close_all(self, forward: Forward) -> None:
-        """Close all sessions, as if stream time had passed their ends, and forward them."""
-        if self._clock.latest_ms >= 0:
-            closed = self._clock.close_up_to(self._clock.latest_ms + 1)
-            self._emit(*closed, no_records(), forward)
-
-    def _emit(self, since_ms: int, closed_ms: int, batch: Batch, forward: Forward) -> None:
-        if closed_ms > max(since_ms, 0):
-            with closing(self._ended(max(since_ms, 0), closed_ms)) as ended:
-                self._clock.emit(ended, batch, forward)
-
-    def _ended(self, low_ms: int, before_ms: int) -> Generator[Closed, None, None]:
-        with self._table.scan(START.pack(low_ms), START.pack(before_ms)) as rows:
-            for row, value in rows:
-                end = start_of(row)
-                if end < before_ms:
-                    yield Closed(row, value, end)
-
-    def expire(self, limit: int) -> None:
-        """Delete up to `limit` expired sessions, the oldest first."""
-        before_ms = self._clock.now_ms - self._windows.retention_ms
-        if before_ms <= self._expired_ms:
-            return
-        gone: dict[bytes, bytes | None] = {}
-        with self._table.scan(START.pack(self._expired_ms), START.pack(before_ms)) as rows:
-            for row, _ in rows:
-                if start_of(row) >= before_ms or len(gone) == limit:
-                    break
-                gone[row] = None
-        if len(gone) < limit:
-            self._expired_ms = before_ms
-        if gone:
-            self._table.put_all({**gone, **listed(gone, self._table.get_many)})
 
 
 class _Records:
@@ -438,27 +322,25 @@ class _Folding:
 
     def __init__(
         self,
-        node: str,
-        spec: SessionSpec[Any, Any],
-        windows: SessionWindows,
+        how: Aggregation[SessionSpec[Any, Any]],
+        gap_ms: int,
         batch: Batch,
-        fold: SessionFold,
         values: list[Any] | None,
     ) -> None:
-        self.updates = Updates([], [], [], [], [])
+        self.updates = Updates.none()
         self.late: list[int] = []
-        self._node = node
-        self._serde = spec.value_serde
-        self._inner = spec.inner
-        self._gap = windows.gap_ms
+        self._how = how
+        self._fold = how.fold
+        self._serde = how.spec.value_serde
+        self._gap = gap_ms
         self._batch = batch
-        self._fold = fold
         self._values = values
-        self._unchanged = serdes.unchanged(spec.value_serde)
+        self._unchanged = serdes.unchanged(self._serde)
 
-    def run(self, records: _Records, of_keys: list[_OfKey], *, every_update: bool) -> None:
+    def run(self, records: _Records, of_keys: list[_OfKey]) -> None:
         """Fold all records."""
-        if self._values is None and not every_update and not records.keep_their_order(self._gap):
+        tells = self._how.every_update
+        if self._values is None and not tells and not records.keep_their_order(self._gap):
             self._count(records.stretches(self._gap), of_keys)
             return
         places = records.places.tolist()
@@ -466,9 +348,9 @@ class _Folding:
 
         def fold_all(ahead: Iterator[int]) -> None:
             for place, time, closed, owner in zip(ahead, *others, strict=True):
-                self._one(of_keys[owner], place, time, closed, every_update=every_update)
+                self._one(of_keys[owner], place, time, closed, tells=tells)
 
-        each(self._node, self._batch, places, fold_all, place_of=places.__getitem__)
+        each(self._how.node, self._batch, places, fold_all, place_of=places.__getitem__)
 
     def changes(self, of_keys: list[_OfKey]) -> Updates:
         """Return the tombstones of stored sessions that are gone, and the sessions that changed."""
@@ -485,7 +367,7 @@ class _Folding:
                         found.append((one.place, 1, row, one.end, data, old))
             found += [(at, 0, row, one.end, None, one.data) for row, (one, at) in before.items()]
         found.sort(key=_by_place)
-        updates = Updates([], [], [], [], [])
+        updates = Updates.none()
         for place, _, row, time, data, old in found:
             updates.add(place, time, row, data, old)
         return updates
@@ -493,7 +375,7 @@ class _Folding:
     def encode(self, one: _Session) -> bytes | None:
         """Return the stored form of a session's value; a failure names the record that made it."""
         if one.data is None and one.value is not None:
-            one.data = made_by(self._node, self._batch, one.place, one.value, self._serde)
+            one.data = made_by(self._how.node, self._batch, one.place, one.value, self._serde)
         return one.data
 
     def _count(self, stretches: Iterable[_Stretch], of_keys: list[_OfKey]) -> None:
@@ -509,7 +391,7 @@ class _Folding:
             # Later records of the batch may close what the first one of the stretch merged.
             of.replace(merged, made, first)
 
-    def _one(self, of: _OfKey, place: int, time: int, closed: int, *, every_update: bool) -> None:
+    def _one(self, of: _OfKey, place: int, time: int, closed: int, *, tells: bool) -> None:
         """Fold one record, as Kafka Streams does."""
         merged = of.reached(time, time, self._gap, closed)
         if not merged and time < closed:
@@ -520,9 +402,9 @@ class _Folding:
         made = _Session(start, end, None)
         made.place = place
         made.value = self._folded(of, merged, place)
-        if every_update or type(made.value) not in self._unchanged:
+        if tells or type(made.value) not in self._unchanged:
             self.encode(made)
-        if every_update:
+        if tells:
             self._tell(of, merged, made)
         of.replace(merged, made if made.value is not None else None, place)
 
@@ -531,7 +413,7 @@ class _Folding:
         if fold.counts:
             return 1 + sum(map(self._value_of, merged))
         if not of.named:
-            of.name, of.named = self._inner.deserialize(of.key), True
+            of.name, of.named = self._how.spec.inner.deserialize(of.key), True
         value = fold.initial()
         for one in merged:
             value = fold.merge(of.name, value, self._value_of(one))

@@ -14,6 +14,7 @@ are folded one after another in memory, and what changed is written once.
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -21,28 +22,18 @@ import numpy as np
 
 from statestore import serdes
 from statestore.errors import Misuse
-from statestore.model.batch import Batch, Column
-from statestore.model.modes import EmitStrategy, Span, span_ms
+from statestore.model.batch import Batch
+from statestore.model.modes import Span, span_ms
 from statestore.model.records import WINDOW_BYTES
 from statestore.stores.in_windows import START, start_of
 from statestore.stores.pending import Entries
 from statestore.stores.specs import ANY_START, KeyValueSpec, WindowSpec
-from statestore.stores.windows import indexed, keys_of, range_of_key
-from statestore.topology.aggregates.streams import Updates, updated
-from statestore.topology.failures import (
-    decoded,
-    each,
-    encoded,
-    made_by,
-    mismatch,
-    processing,
-)
-from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
-from statestore.topology.windows.closing import IdleClose, WindowCloses, idle_terms
-from statestore.topology.windows.hopping import HoppingWindows, OpenWindows
-from statestore.topology.windows.sessions import SessionFold
-
-_EXPIRED_AT_ONCE = 1000
+from statestore.stores.windows import indexed, range_of_key
+from statestore.topology.aggregates.folds import Aggregation, Tell, Updates
+from statestore.topology.failures import decoded, each, encoded, made_by, processing
+from statestore.topology.nodes import NodeContext, Push
+from statestore.topology.windows.closing import Closing
+from statestore.topology.windows.fold import InTime, Timing
 
 
 @dataclass(frozen=True, init=False)
@@ -69,23 +60,23 @@ class SlidingWindows:
         object.__setattr__(self, "grace_ms", grace)
 
     @property
-    def closes(self) -> WindowCloses:
-        """When a window closes."""
-        return WindowCloses(WINDOW_BYTES, self.difference_ms + self.grace_ms + 1)
-
-    @property
     def retention_ms(self) -> int:
         """How long a window is kept: as long as a record may come that has to see it."""
         return 2 * self.difference_ms + self.grace_ms + 2
 
+    @property
+    def rule(self) -> InTime:
+        """What operators do in these windows."""
+        # Both its ends belong to a sliding window.
+        timing = Timing(self.difference_ms + 1, 1, self.grace_ms, self.retention_ms, rows_each=2)
+        return InTime(
+            timing, WINDOW_BYTES, partial(_spec, self), partial(_folding, self.difference_ms)
+        )
 
-def sliding_spec(
-    windows: SlidingWindows,
-    plain: KeyValueSpec[Any, Any],
-    emit: EmitStrategy,
-    close_idle_ms: int | None,
+
+def _spec(
+    windows: SlidingWindows, plain: KeyValueSpec[Any, Any], terms: tuple[str, ...]
 ) -> WindowSpec[Any, Any]:
-    """Return the window store to use in place of a plain one."""
     return WindowSpec(
         plain.name,
         plain.key_serde,
@@ -94,54 +85,28 @@ def sliding_spec(
         windows.retention_ms,
         plain.persistent,
         plain.changelog_config,
-        ("sliding", f"grace {windows.grace_ms}", f"emit {emit}", *idle_terms(close_idle_ms)),
+        ("sliding", f"grace {windows.grace_ms}", *terms),
         ANY_START,
         includes_end=True,
     )
 
 
-def in_sliding_windows(
-    node: str,
-    spec: WindowSpec[Any, Any],
-    windows: SlidingWindows,
-    emit: EmitStrategy,
-    fold: SessionFold,
-    *,
-    every_update: bool,
-    old_values: SendOldValues,
-    close_idle_ms: int | None,
-) -> Build:
-    """Build an aggregate per key and sliding window; parameters as for `in_sessions`."""
-    final = emit is EmitStrategy.ON_WINDOW_CLOSE
-    # Both its ends belong to a sliding window.
-    shape = HoppingWindows(
-        windows.difference_ms + 1, 1, grace_ms=windows.grace_ms, retention_ms=windows.retention_ms
-    )
+def _folding(
+    difference_ms: int,
+    how: Aggregation[WindowSpec[Any, Any]],
+    context: NodeContext,
+    clock: Closing,
+    tell: Tell,
+) -> Push:
+    """Return what folds the records of a batch into sliding windows."""
+    sliding = _Sliding(how, difference_ms, context, clock)
 
-    def build(context: NodeContext, forward: Forward) -> Push:
-        opened = OpenWindows(node, spec, shape, context, old_values, final=final)
-        sliding = _Sliding(node, spec, windows, context, opened, fold)
-        idle = None
-        if close_idle_ms is not None:
-            idle = IdleClose(context, node, close_idle_ms, lambda: opened.close_all(forward))
-        opened.follow_time(forward, final=final)
+    def push(batch: Batch) -> None:
+        with processing(how.node, batch):
+            updates = sliding.fold(batch)
+        tell(batch, updates)
 
-        def push(batch: Batch) -> None:
-            if idle is not None:
-                idle.input_came()
-            with processing(node, batch):
-                updates = sliding.fold(batch, every_update=every_update and not final)
-            if final:
-                opened.closing.count_open(updates.more_rows)
-                opened.emit_closed(batch, forward)
-            elif updates.rows:
-                keys = Column(raw=keys_of(updates.rows), serde=spec.key_serde)
-                forward(updated(batch, updates, keys, spec.value_serde, old_values), None)
-            opened.expire(4 * len(batch) + _EXPIRED_AT_ONCE)
-
-        return push
-
-    return build
+    return push
 
 
 class _Window:
@@ -200,31 +165,28 @@ class _Sliding:
 
     def __init__(
         self,
-        node: str,
-        spec: WindowSpec[Any, Any],
-        windows: SlidingWindows,
+        how: Aggregation[WindowSpec[Any, Any]],
+        difference_ms: int,
         context: NodeContext,
-        opened: OpenWindows,
-        fold: SessionFold,
+        clock: Closing,
     ) -> None:
-        self._node = node
-        self._spec = spec
-        self._difference_ms = windows.difference_ms
+        self._how = how
+        self._difference_ms = difference_ms
         self._context = context
-        self._clock = opened.closing
-        self._table = opened.closing.table
-        self._fold = fold
+        self._clock = clock
+        self._table = clock.table
 
-    def fold(self, batch: Batch, *, every_update: bool) -> Updates:
+    def fold(self, batch: Batch) -> Updates:
         """Fold the records of a batch into their windows, and return what changed."""
-        keys = encoded(self._node, batch, "key", self._spec.inner)
-        values = decoded(self._node, batch, "value")
+        how = self._how
+        keys = encoded(how.node, batch, "key", how.spec.inner)
+        values = decoded(how.node, batch, "value")
         missing = [
             i for i, pair in enumerate(zip(keys, values, strict=True)) if None in (pair[0], pair[1])
         ]
         known = None
         if missing:
-            self._context.drop(self._node, batch, missing, "null_key_or_value")
+            self._context.drop(how.node, batch, missing, "null_key_or_value")
             known = np.ones(len(keys), np.bool_)
             known[missing] = False
         times = np.array(batch.timestamps, np.int64)
@@ -240,15 +202,15 @@ class _Sliding:
         if late:
             self._clock.drop_late(batch, late, len(late))
         of_keys = self._look_up([(keys[i], batch.timestamps[i]) for i in rows])
-        work = _Folding(self._node, self._spec, self._difference_ms, batch, self._fold)
+        work = _Folding(how, self._difference_ms, batch)
 
         def fold_all(ahead: Iterator[int]) -> None:
             for i in ahead:
-                work.one(of_keys[keys[i]], i, values[i], closed[i], every_update=every_update)
+                work.one(of_keys[keys[i]], i, values[i], closed[i])
 
-        each(self._node, batch, rows, fold_all, place_of=rows.__getitem__)
+        each(how.node, batch, rows, fold_all, place_of=rows.__getitem__)
         self._write(of_keys, work)
-        return work.updates if every_update else work.changes(of_keys)
+        return work.updates if how.every_update else work.changes(of_keys)
 
     def _look_up(self, records: list[tuple[Any, int]]) -> dict[Any, _OfKey]:
         """Return the windows that the records of each key may change or begin with."""
@@ -302,35 +264,26 @@ class _Folding:
     """One batch on its way into windows."""
 
     def __init__(
-        self,
-        node: str,
-        spec: WindowSpec[Any, Any],
-        difference_ms: int,
-        batch: Batch,
-        fold: SessionFold,
+        self, how: Aggregation[WindowSpec[Any, Any]], difference_ms: int, batch: Batch
     ) -> None:
-        self.updates = Updates([], [], [], [], [])
-        self._node = node
-        self._serde = spec.value_serde
-        self._inner = spec.inner
+        self.updates = Updates.none()
+        self._how = how
+        self._fold = how.fold
+        self._serde = how.spec.value_serde
+        self._tells = how.every_update
         self._difference_ms = difference_ms
         self._batch = batch
-        self._fold = fold
-        self._unchanged = serdes.unchanged(spec.value_serde)
+        self._unchanged = serdes.unchanged(self._serde)
         self._place = 0
         self._value: Any = None
         self._closed_ms = 0
-        self._tells = False
 
-    def one(
-        self, of: _OfKey, place: int, value: Any, closed_ms: int, *, every_update: bool
-    ) -> None:
+    def one(self, of: _OfKey, place: int, value: Any, closed_ms: int) -> None:
         """Fold one record, as Kafka Streams does."""
         self._place, self._value, self._closed_ms = place, value, closed_ms
-        self._tells = every_update
         time = self._batch.timestamps[place]
         if of.name is None:
-            of.name = self._inner.deserialize(of.key)
+            of.name = self._how.spec.inner.deserialize(of.key)
         if time < self._difference_ms:
             self._early(of, time)
         else:
@@ -348,7 +301,7 @@ class _Folding:
                     row = START.pack(start) + of.key
                     found.append((window.place, row, window.latest_ms, data, window.before))
         found.sort(key=itemgetter(0, 1))
-        updates = Updates([], [], [], [], [])
+        updates = Updates.none()
         for place, row, time, data, before in found:
             updates.add(place, time, row, data, before)
         return updates
@@ -356,7 +309,9 @@ class _Folding:
     def encode(self, window: _Window) -> bytes | None:
         """Return the stored form of a window's value; a failure names the record that made it."""
         if window.data is None and window.value is not None:
-            window.data = made_by(self._node, self._batch, window.place, window.value, self._serde)
+            window.data = made_by(
+                self._how.node, self._batch, window.place, window.value, self._serde
+            )
         return window.data
 
     def _in_order(self, of: _OfKey, time: int) -> None:
@@ -418,10 +373,7 @@ class _Folding:
         made = fold.step(of.name, self._value, old)
         data = None
         if made is not None and (self._tells or type(made) not in self._unchanged):
-            try:
-                data = self._serde.serialize(made)
-            except Exception as error:
-                raise mismatch("value", made, self._serde, error) from error
+            data = self._how.encode(made)
         self._set(of, start, _Copy(data, made, latest), latest)
 
     def _set(self, of: _OfKey, start: int, made: _Copy, latest_ms: int) -> None:

@@ -1,0 +1,127 @@
+"""What a record does to an aggregate, and what an aggregate tells, whatever its rows are kept by.
+
+Keeps I24.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from statestore.model.batch import Batch, Column
+from statestore.stores.kinds.registry import kind_of
+from statestore.stores.specs import StoreSpec
+from statestore.topology.failures import mismatch
+from statestore.topology.nodes import Forward, SendOldValues
+
+Step = Callable[[Any, Any, Any], Any]
+S = TypeVar("S", bound=StoreSpec)
+Tell = Callable[[Batch, "Updates"], None]
+"""Takes what the records of a batch have changed."""
+
+
+class Fold(NamedTuple):
+    """What a record does to an aggregate: `step(key, value, aggregate)`, from initial() on.
+
+    `merge(key, one, other)` makes one aggregate of those of two sessions. `counts`: it counts
+    records, so that many of them can be added at once, and needs neither keys nor values.
+    """
+
+    initial: Callable[[], Any]
+    step: Step
+    merge: Step
+    counts: bool = False
+
+    def next(self, key: Any, value: Any, aggregate: Any) -> Any:
+        """Return the aggregate after a record; None: there is none."""
+        return self.step(key, value, self.initial() if aggregate is None else aggregate)
+
+
+COUNTED: Final = Fold(int, lambda _key, _value, n: n + 1, lambda _key, a, b: a + b, counts=True)
+
+
+def reduced(function: Callable[[Any, Any], Any]) -> Fold:
+    """Return the fold of function(old, new); the first value stands as it is."""
+    return Fold(
+        nothing,
+        lambda _key, value, old: value if old is None else function(old, value),
+        lambda _key, old, new: new if old is None else function(old, new),
+    )
+
+
+def nothing() -> None:
+    """Return the aggregate before the first record, where the step begins with that record."""
+
+
+class Updates(NamedTuple):
+    """What an aggregate hands on: places in the batch, times, rows, values and old values."""
+
+    places: list[int]
+    times: list[int]
+    rows: list[bytes]
+    values: list[bytes | None]
+    old_values: list[bytes | None]
+
+    @classmethod
+    def none(cls) -> "Updates":
+        """Return no updates, to which others are added."""
+        return cls([], [], [], [], [])
+
+    @property
+    def more_rows(self) -> int:
+        """How many rows there are more than before; negative: fewer."""
+        return self.old_values.count(None) - self.values.count(None)
+
+    def add(
+        self, place: int, time: int, row: bytes, value: bytes | None, old_value: bytes | None
+    ) -> None:
+        """Append one update."""
+        self.places.append(place)
+        self.times.append(time)
+        self.rows.append(row)
+        self.values.append(value)
+        self.old_values.append(old_value)
+
+
+@dataclass(frozen=True)
+class Aggregation(Generic[S]):
+    """An aggregate as its node builds it: the store of its results, and what a record does.
+
+    `every_update`: each record tells what it changed, not only the last one of a row in a batch.
+    """
+
+    node: str
+    spec: S
+    fold: Fold
+    every_update: bool
+    old_values: SendOldValues
+
+    def encode(self, value: Any) -> bytes | None:
+        """Return the stored form of an aggregate; SerdeMismatch if it does not fit."""
+        serde = self.spec.value_serde
+        try:
+            return None if value is None else serde.serialize(value)
+        except Exception as error:
+            raise mismatch("value", value, serde, error) from error
+
+    def telling(self, forward: Forward) -> Tell:
+        """Return what forwards updates."""
+        kind, keys, values = kind_of(self.spec), self.spec.key_serde, self.spec.value_serde
+        old_values = self.old_values
+
+        def tell(batch: Batch, updates: Updates) -> None:
+            if not updates.rows:
+                return
+            then, old = batch.stream_times, None
+            if old_values.enabled:
+                old = Column(raw=updates.old_values, serde=values)
+            told = Batch(
+                keys=Column(raw=kind.logged_keys(updates.rows), serde=keys),
+                values=Column(raw=updates.values, serde=values),
+                timestamps=updates.times,
+                headers=batch.headers_at(updates.places),
+                old_values=old,
+                stream_times=None if then is None else list(map(then.__getitem__, updates.places)),
+            )
+            forward(told, None)
+
+        return tell
