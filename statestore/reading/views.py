@@ -9,10 +9,11 @@ from typing import Any
 
 from statestore import serdes
 from statestore.errors import Misuse
-from statestore.model.records import Serde
-from statestore.operations.deployed import Deployed, DeployedGlobal, DeployedStore
+from statestore.model.records import Schema, Serde
+from statestore.operations.deployed import Deployed, DeployedGlobal, DeployedSchema, DeployedStore
 from statestore.operations.pipelines import StoreSerdes, serdes_of
 from statestore.serdes import composed
+from statestore.serdes.described import by_description
 from statestore.stores.kinds.kind import StoreKind, StoreTerms
 from statestore.stores.kinds.registry import GLOBAL, kind_named
 from statestore.stores.specs import StoreSpec
@@ -24,7 +25,8 @@ class StoreView:
     """A store of an application: its kind, how to decode it, and where its rows come from.
 
     `known`: what the topology deployed last says of it; None: nothing, and it is taken for a
-    key-value store. `inputs`: the topics that its stream tasks read.
+    key-value store. `inputs`: the topics that its stream tasks read. `log`: the topic that its rows
+    can be made of again; empty for a global table, which has none of its own.
     """
 
     name: str
@@ -34,6 +36,7 @@ class StoreView:
     terms: StoreTerms
     partitions: int | None
     inputs: tuple[str, ...]
+    log: str = ""
 
     @classmethod
     def of(cls, deployed: Deployed, application_id: str, store: str) -> "StoreView":
@@ -56,12 +59,18 @@ class StoreView:
             StoreTerms() if known is None else known.terms,
             deployed.partitions(store),
             inputs,
+            deployed.log_of(application_id, store),
         )
 
     @property
     def is_global(self) -> bool:
         """Whether it is the store of a global table, which belongs to no stream task."""
         return self.kind is GLOBAL
+
+    @property
+    def is_source(self) -> bool:
+        """Whether that log is the topic that the table is made of, not a changelog of its own."""
+        return isinstance(self.known, DeployedStore) and self.known.source_topic is not None
 
     @property
     def sub_topology(self) -> int | None:
@@ -104,7 +113,8 @@ class StoreView:
     ) -> StoreSerdes:
         """Return the serdes of its keys and values: those of `topology`, or those deployed.
 
-        Misuse if the library does not have them, with what the caller may do about it.
+        A schema that was recorded helps where a name is not enough, as of Avro. Misuse if the
+        library does not have them, with what the caller may do about it.
         """
         if raw:
             return StoreSerdes(serdes.BYTES, serdes.BYTES)
@@ -117,7 +127,45 @@ class StoreView:
             )
         try:
             return StoreSerdes(
-                serdes.by_name(self.key_serde), serdes.by_name(self.known.value_serde)
+                by_description(self.key_serde, _schema(self._key_schema)),
+                by_description(self.known.value_serde, _schema(self._value_schema)),
             )
         except Misuse as error:
             raise Misuse(f"store {self.name!r}: {error}: {way_out}") from error
+
+    def spec_with(
+        self, key_serde: Serde[Any] | None = None, value_serde: Serde[Any] | None = None
+    ) -> StoreSpec:
+        """How to read it; serdes not given are those deployed, or bytes if nothing was.
+
+        Misuse names the keyword to pass where the library does not have a serde.
+        """
+        known_value = None if self.known is None else self.known.value_serde
+        keys = key_serde or self._serde(self.key_serde, self._key_schema, "key_serde")
+        values = value_serde or self._serde(known_value, self._value_schema, "value_serde")
+        return self.spec(keys, values)
+
+    def _serde(self, name: str | None, schema: DeployedSchema | None, keyword: str) -> Serde[Any]:
+        if name is None or not self.kind.is_readable:
+            return serdes.BYTES
+        try:
+            return by_description(name, _schema(schema))
+        except Misuse as error:
+            raise Misuse(f"store {self.name!r}: {error}: pass {keyword}=") from error
+
+    @property
+    def _key_schema(self) -> DeployedSchema | None:
+        return self.known.key_schema if isinstance(self.known, DeployedStore) else None
+
+    @property
+    def _value_schema(self) -> DeployedSchema | None:
+        """The schema by which all values are read; None if there are several, or none."""
+        if not isinstance(self.known, DeployedStore):
+            return None
+        writers = self.known.writers()
+        schemas = [one.schema for one in writers if one.serde == self.known.value_serde]
+        return schemas[0] if len(schemas) == 1 == len(writers) else None
+
+
+def _schema(found: DeployedSchema | None) -> Schema | None:
+    return None if found is None else found.schema()

@@ -15,13 +15,14 @@ from statestore.extras import offered
 from statestore.model.modes import IsolationLevel, Span, Time
 from statestore.model.records import Serde
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
-from statestore.operations.looking.at_rest import HeldFiles, StoresAtRest, open_reader, spec_of
+from statestore.operations.looking.at_rest import HeldFiles, StoresAtRest, open_reader
 from statestore.operations.looking.snapshots import Snapshots
 from statestore.operations.pipelines import serdes_of
 from statestore.operations.running.continuous import serve_run
 from statestore.operations.running.run import Run, RunSummary
 from statestore.operations.running.runner import LATEST, run_request, serve_here
 from statestore.operations.shipping import packed
+from statestore.reading.views import StoreView
 from statestore.runtime import Runtime, SystemClock
 from statestore.runtime.databases import open_built_in
 from statestore.runtime.workers import check_workers, serve_by_workers
@@ -184,14 +185,18 @@ def open_snapshot(
     files: Iterator[HeldFiles]
     if export is None:
         with closing(StoresAtRest(runtime)) as looked:
-            spec = spec_of(looked.deployed, store, key_serde, value_serde)
+            spec = StoreView.of(looked.deployed, application_id, store).spec_with(
+                key_serde, value_serde
+            )
             tasks = looked.find(store, partition, kind=spec.kind)
         snapshots = Snapshots(runtime)
         files = (snapshots.take(task) for task in tasks)
     else:
         exports = Exports.of(runtime)
         manifest = exports.read(export)
-        spec = spec_of(manifest.deployed, store, key_serde, value_serde)
+        spec = StoreView.of(manifest.deployed, application_id, store).spec_with(
+            key_serde, value_serde
+        )
         exported = find_exported(manifest, store, partition, kind=spec.kind)
         files = (FetchedStore(exports, at) for at in exported)
     spec = within(spec, application_id)

@@ -15,10 +15,10 @@ import statestore as ss
 from statestore import serdes
 from statestore.errors import Misuse, RecordFailed, UnknownStore
 from statestore.model.ids import TopicPartition
-from statestore.operations.changes import STARTS, ChangePlan, Reached, shape_of_log
 from statestore.operations.running.run import RunRequest
 from statestore.operations.running.runner import serve_here, start_run
 from statestore.ports import TopicSpec
+from statestore.reading.changes import STARTS, ChangePlan, Reached, logged_parts
 from statestore.runtime import Runtime
 from statestore.spark.datasource import TransactionalStore
 from tests.builders import ManualClock
@@ -213,7 +213,7 @@ def test_a_query_of_what_is_there_now_ends(world: World) -> None:
 
 def planned(world: World, clock: ManualClock, **options: Any) -> ChangePlan:
     runtime = Runtime(world.runtime().settings, clock=clock, brokers=world.broker.clients)
-    return ChangePlan(runtime, shape_of_log(runtime, "counts"), **options)
+    return ChangePlan(runtime, logged_parts(runtime, "counts"), **options)
 
 
 def test_a_log_that_was_created_again_is_lost_changes(world: World) -> None:

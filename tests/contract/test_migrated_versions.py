@@ -23,7 +23,7 @@ from statestore.operations.audits.audit import require_pass
 from statestore.operations.audits.perform import audit
 from statestore.operations.deployed import read_deployed
 from statestore.operations.rewriting.migrate import migrate
-from statestore.operations.rows import committed_rows, shape_of
+from statestore.reading.rows import committed_rows, parts_of
 from statestore.stores.migration import MARK
 from statestore.tasks import rewriting
 from tests.contract.migrated_worlds import SERDES, SHAPES, STEPS, Adding, World
@@ -91,10 +91,10 @@ def answers(world: World, upto_ms: int) -> Answers:
 
 def generations(world: World) -> set[int]:
     """Of all versions that are there."""
-    shape = shape_of(world.rig.runtime, "kept")
+    parts = parts_of(world.rig.runtime, "kept")
     return {
         row[len(MARK)] if row.startswith(MARK) else 0
-        for rows in committed_rows(world.rig.runtime, shape, "0_0")
+        for rows in committed_rows(world.rig.runtime, parts, "0_0")
         for row in rows.values
     }
 
@@ -118,7 +118,7 @@ def test_versions_written_anew_answer_as_before_and_so_does_what_their_log_resto
     world.rig.end()
     expected = sum(
         not row.startswith(MARK + bytes([2]))
-        for rows in committed_rows(world.rig.runtime, shape_of(world.rig.runtime, "kept"), "0_0")
+        for rows in committed_rows(world.rig.runtime, parts_of(world.rig.runtime, "kept"), "0_0")
         for row in rows.values
     )
     (told,) = migrate(world.rig.runtime, world.make(2), dry_run=True).migrated

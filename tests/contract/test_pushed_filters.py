@@ -233,5 +233,5 @@ def test_keys_are_looked_up_and_nothing_else_is_read(
 ) -> None:
     _, pushing = readers(state_dir, "words")
     assert list(pushing.pushFilters([In(("key",), ("ab", "nobody"))])) == []
-    monkeypatch.setattr("statestore.operations.rows._chunks", None)
+    monkeypatch.setattr("statestore.reading.rows._chunks", None)
     assert [row["key"] for row in rows_of(pushing)] == ["ab", "ab"]

@@ -26,7 +26,7 @@ from statestore.layout.owners import claim, read_owner
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import describe_deployment, publish_deployed
-from statestore.operations.rows import committed_rows, shape_of
+from statestore.reading.rows import committed_rows, parts_of
 from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.topology.nodes import TopicName
@@ -338,7 +338,7 @@ def test_a_partition_that_is_gone_is_named_by_whoever_would_read_it(
     with pytest.raises(TaskCorrupted, match="stream task 0_1"):
         ss.open_snapshot(shop.layout.state_dir, "shop", "counts")
     with pytest.raises(TaskCorrupted, match="stream task 0_1"):
-        shape_of(Runtime(shop.settings()), "counts")
+        parts_of(Runtime(shop.settings()), "counts")
     assert list(shop.layout.state_dir.rglob("snapshots/*")) == []
 
 
@@ -351,8 +351,8 @@ def test_beside_a_partition_that_is_gone_the_others_can_be_read_alone(shop: Shop
     assert len(shop.said("stores", "ls")) == 4
     with ss.open_snapshot(shop.layout.state_dir, "shop", "counts", partition=0) as store:
         assert store.get("k01") == 1
-    shape = shape_of(Runtime(shop.settings()), "counts", 0)
-    read = committed_rows(Runtime(shop.settings()), shape, "0_0")
+    parts = parts_of(Runtime(shop.settings()), "counts", 0)
+    read = committed_rows(Runtime(shop.settings()), parts, "0_0")
     assert sum(len(rows.keys) for rows in read) == 5
     assert "no partition 7" in shop.refused("stores", "count", "counts", "--partition", "7")
 

@@ -25,8 +25,8 @@ from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Record, Windowed
 from statestore.model.texts import time_text
 from statestore.operations.deployed import describe_deployment
-from statestore.operations.looking.at_rest import spec_of
 from statestore.operations.relocation.plan import Disk, placement, plan_relocation
+from statestore.reading.views import StoreView
 from statestore.stores.in_windows import TIME_ROW, UNLOGGED
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.dsl.builder import StreamsBuilder
@@ -438,7 +438,7 @@ def test_other_windows_are_another_topology_and_the_deployed_one_reads_them_alik
     prints = {topology(spec).fingerprint() for spec in [WINDOWS, *others]}
     assert len(prints) == 3
     deployed = describe_deployment(topology(), ProcessingGuarantee.EXACTLY_ONCE)
-    windows, sessions = (spec_of(deployed, name, None, None) for name in ("w", "s"))
+    windows, sessions = (StoreView.of(deployed, "app", name).spec_with() for name in ("w", "s"))
     assert isinstance(windows, ss.WindowSpec)
     assert isinstance(sessions, ss.SessionSpec)
     assert (windows.any_start, windows.size_ms) == (True, SIZE)

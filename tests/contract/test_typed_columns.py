@@ -30,6 +30,7 @@ from statestore.operations.deployed import (
 from statestore.serdes.described import by_description
 from statestore.spark.datasource import TransactionalStore
 from statestore.spark.reading.typed_columns import decoder_of
+from tests.contract.test_stores_at_rest import Shop
 
 NOON = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
 
@@ -216,6 +217,21 @@ def test_avro_is_typed_by_its_schema(state_dir: Path, options: dict[str, str]) -
         "items": ["i"],
         "note": None,
     }
+
+
+def test_commands_and_snapshots_read_avro_by_its_recorded_schema_without_code(
+    state_dir: Path,
+) -> None:
+    shop = Shop(StateLayout(state_dir, "shop"))
+    (found,) = shop.json("stores", "range", "sales")
+    assert found["value"] == {
+        "cents": 5,
+        "at": "2026-01-02T12:00:00Z",
+        "items": ["i"],
+        "note": None,
+    }
+    with ss.open_snapshot(state_dir, "shop", "sales") as store:
+        assert store.get("k") == VALUES["sales"][1]
 
 
 @pytest.mark.parametrize("options", [{}, {"pipeline": f"{__name__}:pipeline"}])

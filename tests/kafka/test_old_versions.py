@@ -16,6 +16,7 @@ from statestore.operations.clones.clone import clone_export
 from statestore.operations.exports.create import create_export_for_clones
 from statestore.operations.looking.at_rest import StoresAtRest
 from statestore.operations.pipelines import load_pipeline
+from statestore.reading.views import StoreView
 from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.stores.versioned.store import VersionedReader
@@ -101,7 +102,7 @@ def histories(app: App) -> dict[str, list[Version]]:
     """Every version of every key, as it lies on disk."""
     settings = Settings.from_mapping(app.run_settings())
     with Runtime(settings) as runtime, closing(StoresAtRest(runtime)) as at_rest:
-        spec = at_rest.spec_in_bytes("rates")
+        spec = StoreView.of(at_rest.deployed, settings.application_id, "rates").in_bytes
         (task,) = at_rest.find("rates", kind=spec.kind)
         with at_rest.reader(task, spec) as reader:
             assert isinstance(reader, VersionedReader)

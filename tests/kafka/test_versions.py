@@ -18,6 +18,7 @@ from statestore.faults import VARIABLE, CrashPoint
 from statestore.layout import owners
 from statestore.operations.looking.at_rest import StoresAtRest
 from statestore.operations.pipelines import load_pipeline
+from statestore.reading.views import StoreView
 from statestore.runtime import Runtime, SystemClock
 from statestore.settings import Settings
 from statestore.stores.versioned.store import VersionedReader
@@ -91,7 +92,7 @@ def histories(app: App) -> dict[str, list[tuple[bytes, int, int | None]]]:
     settings = Settings.from_mapping(app.run_settings())
     found: dict[str, list[tuple[bytes, int, int | None]]] = {key: [] for key in KEYS}
     with Runtime(settings) as runtime, closing(StoresAtRest(runtime)) as at_rest:
-        spec = at_rest.spec_in_bytes("rates")
+        spec = StoreView.of(at_rest.deployed, settings.application_id, "rates").in_bytes
         for task in at_rest.find("rates", kind=spec.kind):
             with at_rest.reader(task, spec) as reader:
                 assert isinstance(reader, VersionedReader)

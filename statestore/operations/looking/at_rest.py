@@ -9,20 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from statestore import serdes
 from statestore.errors import Misuse, StateStoreError, TaskCorrupted, UnknownStore
 from statestore.layout.folders import StateLayout
 from statestore.layout.global_versions import GlobalVersions
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.model.records import Serde
-from statestore.operations.deployed import Deployed, DeployedGlobal, DeployedStore, read_deployed
+from statestore.operations.deployed import DeployedGlobal, DeployedStore, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.looking.likely_partitions import homes
 from statestore.operations.looking.snapshots import Snapshot, Snapshots
 from statestore.ports import Engine
-from statestore.serdes import composed
 from statestore.stores import keyvalue, offsets
 from statestore.stores.file_source import FileSource
 from statestore.stores.kinds.kind import AnyReader, StoreTerms
@@ -30,7 +28,6 @@ from statestore.stores.kinds.opening import reader_over
 from statestore.stores.kinds.registry import GLOBAL, kind_named
 from statestore.stores.specs import StoreSpec
 
-NO_TERMS = StoreTerms()
 _NAMED = 10
 _AT_ONCE = 16
 """How many snapshots are taken at once."""
@@ -172,13 +169,6 @@ class StoresAtRest:
             finally:
                 threads.shutdown(cancel_futures=True)
 
-    def spec_in_bytes(self, store: str) -> StoreSpec:
-        """Describe a store, as deployed, so that it is read in bytes.
-
-        Misuse if it was deployed with a class of the user's own.
-        """
-        return spec_of(self.deployed, store, serdes.BYTES, serdes.BYTES)
-
     @contextmanager
     def global_reader(self, store: str) -> Iterator[AnyReader]:
         """Read the store of a global table in bytes, as of its last refresh.
@@ -191,7 +181,7 @@ class StoresAtRest:
                 f"global table {store!r} has no files in {self._versions.folder}: no run has read "
                 "its rows yet; start one"
             )
-        spec = in_bytes(GLOBAL.name, store)
+        spec = GLOBAL.spec_at_rest(store, serdes.BYTES, serdes.BYTES, StoreTerms())
         engine = self._databases.read(newest / store)
         with closing(FileSource(store, engine, lambda: None)) as source:
             yield reader_over(spec, [source], str(newest / store), source.close)
@@ -254,44 +244,6 @@ class StoresAtRest:
             raise engine.failure(error) or error from error
         finally:
             engine.close()
-
-
-def spec_of(
-    deployed: Deployed,
-    store: str,
-    key_serde: Serde[Any] | None,
-    value_serde: Serde[Any] | None,
-) -> StoreSpec:
-    """Describe how to read a store; serdes not given are those of the deployed topology.
-
-    Misuse names the keyword to pass where a serde is not one of the library's. The `key_serde` of
-    windows is that of the keys in them. Where no retention was recorded, nothing expires.
-    """
-    known = deployed.stores.get(store)
-    kind = kind_named(deployed.kind(store))
-    if not kind.is_readable:
-        raise Misuse(f"store {store!r} is of a class of your own: only that can read its files")
-
-    def serde(given: Serde[Any] | None, named: str | None, keyword: str) -> Serde[Any]:
-        if given is not None:
-            return given
-        try:
-            return serdes.BYTES if named is None else serdes.by_name(named)
-        except Misuse as error:
-            raise Misuse(f"store {store!r}: {error}: pass {keyword}=") from error
-
-    if known is None:
-        keys, values = serde(key_serde, None, "key_serde"), serde(value_serde, None, "value_serde")
-        return kind.spec_at_rest(store, keys, values, NO_TERMS)
-    values = serde(value_serde, known.value_serde, "value_serde")
-    windows = composed.of_windowed(known.key_serde) if kind.has_windows else None
-    keys = serde(key_serde, known.key_serde if windows is None else windows.inner, "key_serde")
-    return kind.spec_at_rest(store, keys, values, known.terms)
-
-
-def in_bytes(kind: str, store: str, terms: StoreTerms = NO_TERMS) -> StoreSpec:
-    """Describe a store of some kind so that it is read in bytes."""
-    return kind_named(kind).spec_at_rest(store, serdes.BYTES, serdes.BYTES, terms)
 
 
 def tasks_text(tasks: Sequence[TaskId]) -> str:

@@ -1,6 +1,6 @@
 """Reads the changes of a store as a stream: what its log has that was in no batch before.
 
-Spark's checkpoint keeps the offsets (`operations/changes.py`), so each change is in one batch. What
+Spark's checkpoint keeps the offsets (`reading/changes.py`), so each change is in one batch. What
 a batch has depends on its offsets alone: a batch that is repeated has the same changes, except for
 those that compaction replaced meanwhile.
 """
@@ -22,7 +22,8 @@ from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Serde
-from statestore.operations.changes import (
+from statestore.ports import Bounds
+from statestore.reading.changes import (
     ChangedRows,
     ChangePlan,
     Fits,
@@ -30,7 +31,6 @@ from statestore.operations.changes import (
     changed_rows,
     rows_of_state,
 )
-from statestore.ports import Bounds
 from statestore.runtime import Runtime
 from statestore.spark.reading.read_options import StreamPlan
 from statestore.spark.reading.store_reader import column_of, times_of
@@ -80,7 +80,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One for each partition of the log that has anything new."""
         reached, until = _read(start), _read(end)
-        tasks = {partition: task for task, partition in self._plan.columns.shape.tasks}
+        tasks = {partition: task for task, partition in self._plan.columns.parts.tasks}
         return [
             ChangePartition(tasks[log.partition], log, span, whole=reached.whole)
             for log, span in self._planned().spans(reached, until).items()
@@ -94,11 +94,11 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with Runtime(plan.columns.arguments.settings()) as runtime:
             if partition.whole:
                 found = rows_of_state(
-                    runtime, plan.columns.shape, partition.stream_task, log, span.end
+                    runtime, plan.columns.parts, partition.stream_task, log, span.end
                 )
             else:
                 found = changed_rows(
-                    runtime, plan.columns.shape, log, span, _fits(plan), lossless=plan.lossless
+                    runtime, plan.columns.parts, log, span, _fits(plan), lossless=plan.lossless
                 )
             for changes in found:
                 if changes.rows.keys:
@@ -114,7 +114,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._changes is None:
             plan = self._plan
             self._runtime = Runtime(plan.columns.arguments.settings())
-            self._changes = ChangePlan(self._runtime, plan.columns.shape, lossless=plan.lossless)
+            self._changes = ChangePlan(self._runtime, plan.columns.parts, lossless=plan.lossless)
         return self._changes
 
 

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 
 from statestore import serdes
 from statestore.model.records import Serde
-from statestore.operations.rows import Narrowed
+from statestore.reading.rows import Narrowed
 from statestore.stores.kinds.kind import Columns
 
 _OPERATORS: Final[dict[type[Filter], Callable[[Any, Any], bool]]] = {

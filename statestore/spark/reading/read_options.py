@@ -1,7 +1,7 @@
 """The options of the Data Source, and what they ask for."""
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -9,16 +9,12 @@ from statestore import serdes
 from statestore.commands.arguments import StateArguments, parse_state_arguments
 from statestore.errors import Misuse
 from statestore.model.modes import parse_time, to_ms
-from statestore.model.records import Serde
-from statestore.operations.changes import STARTS, STATE, shape_of_log
-from statestore.operations.deployed import DeployedSchema
-from statestore.operations.pipelines import load_pipeline, serdes_of
-from statestore.operations.rows import Shape, Times, shape_of
+from statestore.operations.pipelines import StoreSerdes, load_pipeline
+from statestore.reading.changes import STARTS, STATE, logged_parts
+from statestore.reading.rows import StoreParts, Times, parts_of
+from statestore.reading.views import StoreView
 from statestore.runtime import Runtime
-from statestore.serdes import composed
-from statestore.serdes.described import by_description
 from statestore.spark.reading.typed_columns import TIME, WAYS_OUT, ColumnDecoder, decoder_of
-from statestore.stores.kinds.registry import kind_named
 
 NAME: Final = "transactional_store"
 COMMON: Final = frozenset({
@@ -39,7 +35,7 @@ class AskedColumns(NamedTuple):
     """
 
     arguments: StateArguments
-    shape: Shape
+    parts: StoreParts
     raw: bool = False
     typed: bool = True
     pipeline: str | None = None
@@ -50,7 +46,7 @@ class AskedColumns(NamedTuple):
         unknown = [name for name in self.asked if name not in all_of_them.names]
         if unknown:
             raise Misuse(
-                f"{NAME}: store {self.shape.store!r} has no column {unknown[0]!r}; it has "
+                f"{NAME}: store {self.parts.view.name!r} has no column {unknown[0]!r}; it has "
                 f"{', '.join(all_of_them.names)}"
             )
         return pa.schema([all_of_them.field(name) for name in self.asked or all_of_them.names])
@@ -62,28 +58,10 @@ class AskedColumns(NamedTuple):
         key, value = self.serdes()
         return decoder_of(key, typed=self.typed), decoder_of(value, typed=self.typed)
 
-    def serdes(self) -> tuple[Serde[Any], Serde[Any]]:
+    def serdes(self) -> StoreSerdes:
         """Return the serdes of the keys themselves, and of values."""
-        shape = self.shape
-        if self.pipeline is not None:
-            application = self.arguments.application_id
-            return serdes_of(load_pipeline(self.pipeline), shape.store, application)
-        key_serde = shape.key_serde
-        found = composed.of_windowed(key_serde or "")
-        if found is not None:
-            key_serde = found.inner
-        if key_serde is None or shape.value_serde is None:
-            raise Misuse(
-                f"store {shape.store!r} is not in the topology deployed last, so nothing says how "
-                f"to decode it: pass {WAYS_OUT}"
-            )
-        try:
-            return (
-                by_description(key_serde, _schema(shape.key_schema)),
-                by_description(shape.value_serde, _schema(shape.value_schema)),
-            )
-        except Misuse as error:
-            raise Misuse(f"store {shape.store!r}: {error}: pass {WAYS_OUT}") from error
+        topology = None if self.pipeline is None else load_pipeline(self.pipeline)
+        return self.parts.view.serdes(f"pass {WAYS_OUT}", topology=topology)
 
 
 class Plan(NamedTuple):
@@ -95,15 +73,15 @@ class Plan(NamedTuple):
     times: Times | None = None
 
     @property
-    def shape(self) -> Shape:
+    def view(self) -> StoreView:
         """The store."""
-        return self.columns.shape
+        return self.columns.parts.view
 
     def schema(self) -> pa.Schema:
         """The columns."""
         key, value = self.columns.sides()
         fields = [("stream_task", pa.string()), ("partition", pa.int32()), ("key", key.type)]
-        fields += [(name, TIME) for name in kind_named(self.shape.kind).span_columns]
+        fields += [(name, TIME) for name in self.view.kind.span_columns]
         return self.columns.wanted(pa.schema([*fields, ("value", value.type)]))
 
 
@@ -122,7 +100,7 @@ class StreamPlan(NamedTuple):
     def schema(self) -> pa.Schema:
         """The columns. When a version ends is not known as long as it is the latest."""
         key, value = self.columns.sides()
-        kind = kind_named(self.columns.shape.kind)
+        kind = self.columns.parts.view.kind
         spans = kind.span_columns[:1] if kind.keeps_history else kind.span_columns
         fields = [("stream_task", pa.string()), ("partition", pa.int32()), ("key", key.type)]
         fields += [*((name, TIME) for name in spans), ("value", value.type)]
@@ -146,13 +124,13 @@ def stream_plan_of(options: dict[str, str]) -> StreamPlan:
     if limit is not None and not (limit.isdecimal() and int(limit)):
         raise Misuse(f"{NAME}: maxOffsetsPerTrigger = {limit!r}: want a number above 0")
     partition = options.get("partition")
-    shape = shape_of_log(
+    parts = logged_parts(
         Runtime(arguments.settings()),
         options["store"],
         None if partition is None else int(partition),
     )
     return StreamPlan(
-        columns_of(options, arguments, shape),
+        columns_of(options, arguments, parts),
         starting,
         None if limit is None else int(limit),
         is_set(options, "failondataloss", otherwise="true"),
@@ -163,15 +141,15 @@ def plan_of(options: dict[str, str]) -> Plan:
     """Return what the options of a read of rows ask for; Misuse names one that is wrong."""
     arguments = arguments_of(options, _OF_ROWS)
     partition = options.get("partition")
-    shape = shape_of(
+    parts = parts_of(
         Runtime(arguments.settings()),
         options["store"],
         None if partition is None else int(partition),
         options.get("export"),
     )
     for name in ("as_of", "from_time", "to_time"):
-        if name in options and not kind_named(shape.kind).keeps_history:
-            raise Misuse(f"store {shape.store!r} keeps no history: leave {name} out")
+        if name in options and not parts.view.kind.keeps_history:
+            raise Misuse(f"store {parts.view.name!r} keeps no history: leave {name} out")
     as_of_ms, times = _time_ms(options, "as_of"), None
     if "from_time" in options or "to_time" in options:
         if as_of_ms is not None:
@@ -180,7 +158,7 @@ def plan_of(options: dict[str, str]) -> Plan:
         if times.first_ms is not None and times.last_ms is not None and times > times[::-1]:
             raise Misuse(f"{NAME}: from_time is after to_time: swap them")
     return Plan(
-        columns_of(options, arguments, shape), as_of_ms, is_set(options, "changelog"), times
+        columns_of(options, arguments, parts), as_of_ms, is_set(options, "changelog"), times
     )
 
 
@@ -199,12 +177,14 @@ def arguments_of(options: Mapping[str, str], known: frozenset[str]) -> StateArgu
     return arguments
 
 
-def columns_of(options: Mapping[str, str], arguments: StateArguments, shape: Shape) -> AskedColumns:
+def columns_of(
+    options: Mapping[str, str], arguments: StateArguments, parts: StoreParts
+) -> AskedColumns:
     """Return what the options say of the columns."""
     asked = [name.strip() for name in options.get("columns", "").split(",")]
     return AskedColumns(
         arguments,
-        shape,
+        parts,
         is_set(options, "raw"),
         is_set(options, "typed", otherwise="true"),
         options.get("pipeline"),
@@ -222,7 +202,3 @@ def is_set(options: Mapping[str, str], name: str, *, otherwise: str = "false") -
 
 def _time_ms(options: Mapping[str, str], name: str) -> int | None:
     return to_ms(parse_time(options[name])) if name in options else None
-
-
-def _schema(found: DeployedSchema | None) -> Any:
-    return None if found is None else found.schema()

@@ -8,13 +8,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from statestore import serdes
-from statestore.operations.rows import ALL, committed_rows, logged_rows
+from statestore.reading.rows import ALL, committed_rows, logged_rows
 from statestore.runtime import Runtime
 from statestore.spark.reading.pushed_filters import PushedFilters
 from statestore.spark.reading.read_options import AskedColumns, Plan
 from statestore.spark.reading.typed_columns import TIME
 from statestore.stores.kinds.kind import Columns, LoggedChanges
-from statestore.stores.kinds.registry import kind_named
 
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -41,7 +40,7 @@ class StoreReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """One for each stream task that has the store, and may have rows that are asked for."""
-        pushed, tasks = self._pushed, self._plan.shape.tasks
+        pushed, tasks = self._pushed, self._plan.columns.parts.tasks
         # Spark makes a partition of its own if there is none.
         return [StorePartition(*task) for task in tasks if pushed is None or pushed.wants(*task)]
 
@@ -56,7 +55,7 @@ class StoreReader(DataSourceReader):
             if plan.changelog:
                 lots = logged_rows(
                     runtime,
-                    plan.shape,
+                    plan.columns.parts,
                     *partition.place,
                     as_of_ms=plan.as_of_ms,
                     times=plan.times,
@@ -64,7 +63,7 @@ class StoreReader(DataSourceReader):
             else:
                 lots = committed_rows(
                     runtime,
-                    plan.shape,
+                    plan.columns.parts,
                     task,
                     as_of_ms=plan.as_of_ms,
                     times=plan.times,
@@ -82,7 +81,7 @@ class FilteringReader(StoreReader):
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802  # Spark's name
         """Take those that the store answers, and give the others back."""
         key = serdes.BYTES if self._plan.columns.raw else self._plan.columns.serdes()[0]
-        spans = kind_named(self._plan.shape.kind).span_columns
+        spans = self._plan.view.kind.span_columns
         pushed = self._pushed = PushedFilters(spans)
         for one in filters:
             if not pushed.take(one, key):
@@ -116,9 +115,9 @@ def column_of(
     columns: AskedColumns, task: str, partition: int
 ) -> Callable[[str, Columns | LoggedChanges], pa.Array]:
     """Return what makes the column of that name, of rows of a stream task or of their changes."""
-    store = columns.shape.store
+    store = columns.parts.view.name
     key, value = columns.sides()
-    spans = kind_named(columns.shape.kind).span_columns
+    spans = columns.parts.view.kind.span_columns
 
     def column(name: str, rows: Columns | LoggedChanges) -> pa.Array:
         match name:

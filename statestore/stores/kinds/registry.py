@@ -4,7 +4,8 @@ A new kind is a module beside this one and its line in `_BUILT_IN`; docs/archite
 way. Nothing else in the library lists kinds.
 """
 
-from collections.abc import Collection
+import copyreg
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from typing_extensions import TypeIs
@@ -36,7 +37,13 @@ _BY_SPEC: Final[dict[type, StoreKind]] = {}
 def register(kind: StoreKind) -> None:
     """Make a kind known to this process: to whatever opens, reads, moves or describes stores."""
     _BY_NAME[kind.name] = kind
+    # In another process it is the object that is registered there.
+    copyreg.pickle(type(kind), _by_its_name)
     _BY_SPEC.update(dict.fromkeys(kind.specs, kind))
+
+
+def _by_its_name(kind: StoreKind) -> tuple[Callable[[str], StoreKind], tuple[str]]:
+    return kind_named, (kind.name,)
 
 
 for _kind in _BUILT_IN:

@@ -17,11 +17,11 @@ from statestore.operations.audits.perform import audit
 from statestore.operations.clones.clone import clone_export, drop_clone
 from statestore.operations.exports.catalog import LATEST
 from statestore.operations.exports.create import create_export_for_clones
-from statestore.operations.looking.at_rest import StoresAtRest
 from statestore.operations.looking.snapshots import Snapshots
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.start.topics import ANY_TIME
 from statestore.ports import Bounds, Records, TopicSpec
+from statestore.reading.desk import Desk
 from statestore.runtime import Runtime
 from statestore.settings import Settings, is_secret
 from statestore.stores import keyvalue
@@ -215,11 +215,9 @@ class KafkaTools:
     def rows(self, store: str) -> dict[bytes, bytes]:
         """The rows of a store in all partitions, as of a snapshot."""
         found: dict[bytes, bytes] = {}
-        with Runtime(self._settings) as runtime, closing(StoresAtRest(runtime)) as at_rest:
-            spec = at_rest.spec_in_bytes(store)
-            for task in at_rest.find(store):
-                with at_rest.reader(task, spec) as reader, reader.entries() as rows:
-                    found |= {row.key: row.value for row in rows}
+        with Runtime(self._settings) as runtime, Desk(runtime) as desk:
+            for row in desk.look(store).rows(lambda reader: reader.entries()):
+                found[row.entry.key] = row.entry.value
         return found
 
     def snapshot_findings(self, store: str) -> list[str]:

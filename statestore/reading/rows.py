@@ -2,24 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Final, NamedTuple
-
-import msgspec
 
 from statestore.errors import Misuse, UnknownStore
 from statestore.model.batch import in_lots
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.audits.perform import log_side
 from statestore.operations.audits.rows import AuditRows, Subject
-from statestore.operations.deployed import Deployed, DeployedSchema, DeployedStore
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
-from statestore.operations.looking.at_rest import NO_TERMS, StoresAtRest, in_bytes, open_reader
-from statestore.stores.kinds.kind import AnyReader, Columns, StoreKind, StoreTerms
+from statestore.operations.looking.at_rest import StoresAtRest, open_reader
+from statestore.reading.views import StoreView
+from statestore.stores.kinds.kind import AnyReader, Columns, StoreKind
 from statestore.stores.kinds.registry import kind_named
 from statestore.stores.reads import Entry, RowScan
-from statestore.stores.specs import StoreSpec
 from statestore.stores.versioned import layout as versioned_layout
 
 
@@ -58,82 +56,41 @@ class Narrowed(NamedTuple):
 ALL: Final = Narrowed()
 
 
-class Shape(msgspec.Struct, frozen=True):
-    """What a store is like: its kind, its serdes if they are known, its tasks and its log.
+@dataclass(frozen=True)
+class StoreParts:
+    """A store, and the stream tasks that have it with their partitions: live, or in an export."""
 
-    The schemas are those of keys and of values, if they were recorded and one schema wrote all rows
-    that are there.
-    """
-
-    store: str
-    kind: str
-    key_serde: str | None
-    value_serde: str | None
-    tasks: list[tuple[str, int]]
-    topic: str
-    is_source: bool
-    terms: StoreTerms = NO_TERMS
+    view: StoreView
+    tasks: Sequence[tuple[str, int]]
     export: str | None = None
-    key_schema: DeployedSchema | None = None
-    value_schema: DeployedSchema | None = None
 
-    @property
-    def spec(self) -> StoreSpec:
-        """How to read it in bytes."""
-        return in_bytes(self.kind, self.store, self.terms)
+    @classmethod
+    def of(
+        cls, view: StoreView, tasks: Sequence[TaskId], export: str | None = None
+    ) -> "StoreParts":
+        """The store in these stream tasks."""
+        return cls(view, [(str(task), task.partition) for task in tasks], export)
 
 
-def shape_of(
+def parts_of(
     environment: Environment, store: str, partition: int | None = None, export: str | None = None
-) -> Shape:
-    """The shape of a deployed store, or of one in an export; UnknownStore if there is none."""
+) -> StoreParts:
+    """The parts of a deployed store, or of one in an export; UnknownStore if there is none."""
+    application_id = environment.settings.application_id
     if export is None:
         with closing(StoresAtRest(environment)) as looked:
-            said = looked.deployed
-            kind = said.kind(store)
-            tasks = looked.find(store, partition, kind=kind)
-    else:
-        manifest = Exports.of(environment).read(export)
-        found = find_exported(manifest, store, partition)
-        said, kind, export = manifest.deployed, found[0].store.kind, manifest.export_id
-        tasks = [at.task for at in found]
-    return shape_in(said, store, kind, tasks, environment.settings.application_id, export)
-
-
-def shape_in(
-    said: Deployed,
-    store: str,
-    kind: str,
-    tasks: Sequence[TaskId],
-    application_id: str,
-    export: str | None = None,
-) -> Shape:
-    """Return the shape of a store as a deployed topology describes it, in these stream tasks."""
-    known = said.stores.get(store)
-    return Shape(
-        store,
-        kind,
-        None if known is None else known.key_serde,
-        None if known is None else known.value_serde,
-        [(str(task), task.partition) for task in tasks],
-        said.log_of(application_id, store),
-        known is not None and known.source_topic is not None,
-        NO_TERMS if known is None else known.terms,
-        export,
-        None if known is None else known.key_schema,
-        None if known is None else _schema_of_values(known),
-    )
-
-
-def _schema_of_values(known: DeployedStore) -> DeployedSchema | None:
-    """Return the schema by which all values are read; None if there are several, or none."""
-    schemas = [one.schema for one in known.writers() if one.serde == known.value_serde]
-    return schemas[0] if len(schemas) == 1 == len(known.writers()) else None
+            view = StoreView.of(looked.deployed, application_id, store)
+            return StoreParts.of(view, looked.find(store, partition, kind=view.kind.name))
+    manifest = Exports.of(environment).read(export)
+    found = find_exported(manifest, store, partition)
+    view = StoreView.of(manifest.deployed, application_id, store)
+    view = replace(view, kind=kind_named(found[0].store.kind))
+    return StoreParts.of(view, [at.task for at in found], manifest.export_id)
 
 
 def committed_rows(
     environment: Environment,
-    shape: Shape,
+    parts: StoreParts,
     stream_task: str,
     *,
     as_of_ms: int | None = None,
@@ -145,29 +102,30 @@ def committed_rows(
     `as_of_ms`: of a store with history, the versions valid then; `times`: those of a span; None:
     all of them. `part`: other rows than these may be left out.
     """
-    if shape.export is not None:
+    view = parts.view
+    if parts.export is not None:
         exports = Exports.of(environment)
         partition = TaskId.parse(stream_task).partition
-        found = find_exported(exports.read(shape.export), shape.store, partition, kind=shape.kind)
+        found = find_exported(exports.read(parts.export), view.name, partition, kind=view.kind.name)
         (at,) = [one for one in found if str(one.task) == stream_task]
         with open_reader(
-            shape.spec, [FetchedStore(exports, at)], environment.databases.read
+            view.in_bytes, [FetchedStore(exports, at)], environment.databases.read
         ) as reader:
-            yield from _parts(reader, shape, as_of_ms, times, part)
+            yield from _read(reader, view.kind, as_of_ms, times, part)
         return
     with closing(StoresAtRest(environment)) as looked:
         partition = TaskId.parse(stream_task).partition
-        tasks = looked.find(shape.store, partition, kind=shape.kind)
+        tasks = looked.find(view.name, partition, kind=view.kind.name)
         task = next((task for task in tasks if str(task) == stream_task), None)
         if task is None:
-            raise UnknownStore(f"store {shape.store!r} is no longer in stream task {stream_task}")
-        with looked.reader(task, shape.spec) as reader:
-            yield from _parts(reader, shape, as_of_ms, times, part)
+            raise UnknownStore(f"store {view.name!r} is no longer in stream task {stream_task}")
+        with looked.reader(task, view.in_bytes) as reader:
+            yield from _read(reader, view.kind, as_of_ms, times, part)
 
 
 def logged_rows(
     environment: Environment,
-    shape: Shape,
+    parts: StoreParts,
     stream_task: str,
     partition: int,
     *,
@@ -179,16 +137,17 @@ def logged_rows(
 
     `end`: up to which offset; None: the last stable one.
     """
-    log = TopicPartition(shape.topic, partition)
+    view, known = parts.view, parts.view.known
+    log = TopicPartition(view.log, partition)
     cluster = environment.cluster
     if log.topic not in cluster.partitions([log.topic]):
-        raise Misuse(f"store {shape.store!r} has no log {log.topic} on these brokers")
+        raise Misuse(f"store {view.name!r} has no log {log.topic} on these brokers")
     if end is None:
         end = cluster.bounds([log])[log].end
     subject = Subject(
-        shape.store,
+        view.name,
         stream_task,
-        shape.kind,
+        view.kind.name,
         "",
         *log,
         partitions=0,
@@ -197,21 +156,20 @@ def logged_rows(
         last_offset=None,
         bound_ms=versioned_layout.TIME_MIN,
         is_whole=True,
-        key_serde=shape.key_serde,
-        value_serde=shape.value_serde,
-        is_source=shape.is_source,
+        key_serde=None if known is None else known.key_serde,
+        value_serde=None if known is None else known.value_serde,
+        is_source=view.is_source,
     )
     replayed = log_side(environment, subject)
-    clock = replayed.rows.get((kind_named(shape.kind).clock_row, 0))
+    clock = replayed.rows.get((view.kind.clock_row, 0))
     for rows in replayed.chunks():
-        shown = _shown(rows, shape, as_of_ms, clock and clock.value)
+        shown = _shown(rows, view, as_of_ms, clock and clock.value)
         yield shown if times is None else times.of(shown)
 
 
-def _parts(
-    reader: AnyReader, shape: Shape, as_of_ms: int | None, times: Times | None, part: Narrowed
+def _read(
+    reader: AnyReader, kind: StoreKind, as_of_ms: int | None, times: Times | None, part: Narrowed
 ) -> Iterator[Columns]:
-    kind = kind_named(shape.kind)
     if part.keys is None:
         yield from _chunks(_entries(reader, kind, as_of_ms, times, part))
     elif kind.has_windows or (kind.keeps_history and as_of_ms is None):
@@ -251,9 +209,9 @@ def _chunks(found: RowScan[Entry]) -> Iterator[Columns]:
             found.check_open()  # This renews the lease of the files.
 
 
-def _shown(rows: AuditRows, shape: Shape, as_of_ms: int | None, clock: bytes | None) -> Columns:
+def _shown(rows: AuditRows, view: StoreView, as_of_ms: int | None, clock: bytes | None) -> Columns:
     """The versions in a log that were valid then; of windows, those that have not expired."""
     if as_of_ms is not None:
         rows = rows.valid_at(as_of_ms, versioned_layout.TIME_MIN)
     found = Columns(list(rows.keys), list(rows.values), list(rows.begins), rows.ends)
-    return kind_named(shape.kind).seen_in_log(found, clock, shape.terms)
+    return view.kind.seen_in_log(found, clock, view.terms)

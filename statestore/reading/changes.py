@@ -26,8 +26,9 @@ from statestore.model.records import BYTES
 from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.looking.at_rest import existing_application
-from statestore.operations.rows import Shape, logged_rows, shape_in
 from statestore.ports import Bounds
+from statestore.reading.rows import StoreParts, logged_rows
+from statestore.reading.views import StoreView
 from statestore.stores.kinds.kind import LoggedChanges
 from statestore.stores.kinds.registry import kind_named
 
@@ -68,8 +69,8 @@ class ChangedRows(NamedTuple):
     offsets: list[int] | None = None
 
 
-def shape_of_log(environment: Environment, store: str, partition: int | None = None) -> Shape:
-    """Return the shape of a deployed store whose changes can be read; Misuse says why not.
+def logged_parts(environment: Environment, store: str, partition: int | None = None) -> StoreParts:
+    """Return the parts of a deployed store whose changes can be read; Misuse says why not.
 
     Its files are not looked at: a store in memory has a log, too.
     """
@@ -95,19 +96,23 @@ def shape_of_log(environment: Environment, store: str, partition: int | None = N
     chosen = [task for task in tasks if partition is None or task.partition == partition]
     if not chosen:
         raise Misuse(f"store {store!r} has no partition {partition}; it has {count}")
-    return shape_in(said, store, known.kind, chosen, environment.settings.application_id)
+    view = StoreView.of(said, environment.settings.application_id, store)
+    return StoreParts.of(view, chosen)
 
 
 class ChangePlan:
     """Plans what a reader of a store's changes reads next. It remembers only what it has asked."""
 
-    def __init__(self, environment: Environment, shape: Shape, *, lossless: bool = True) -> None:
+    def __init__(
+        self, environment: Environment, parts: StoreParts, *, lossless: bool = True
+    ) -> None:
         """`lossless`: raise RecordFailed where changes are gone, instead of a warning."""
         self._environment = environment
-        self._shape = shape
+        self._parts = parts
         self._lossless = lossless
         self._logs = {
-            str(partition): TopicPartition(shape.topic, partition) for _, partition in shape.tasks
+            str(partition): TopicPartition(parts.view.log, partition)
+            for _, partition in parts.tasks
         }
         self._idle: tuple[dict[str, int], int] | None = None
         self._ends_at: dict[str, int] | None = None
@@ -156,7 +161,7 @@ class ChangePlan:
         again = reached.topic_id != until.topic_id
         found = {}
         for name, end in until.offsets.items():
-            log = TopicPartition(self._shape.topic, int(name))
+            log = TopicPartition(self._parts.view.log, int(name))
             start = 0 if again else reached.offsets.get(name, 0)
             if start < end or reached.whole:
                 found[log] = Bounds(start, end)
@@ -164,12 +169,14 @@ class ChangePlan:
 
     def _bounds(self) -> dict[str, Bounds]:
         """Return the start of each partition, and the end of what is committed of it."""
-        cluster, topic = self._environment.cluster, self._shape.topic
+        cluster, topic = self._environment.cluster, self._parts.view.log
         if topic not in cluster.partitions([topic]):
-            raise TopicMissing(f"store {self._shape.store!r} has no log {topic} on these brokers")
+            raise TopicMissing(
+                f"store {self._parts.view.name!r} has no log {topic} on these brokers"
+            )
         logs = list(self._logs.values())
         found = cluster.bounds(logs)
-        if self._shape.is_source:
+        if self._parts.view.is_source:
             done = cluster.group_offsets(logs, stable=False)
             found = {
                 log: Bounds(of.start, max(of.start, min(of.end, done[log].offset)))
@@ -180,7 +187,7 @@ class ChangePlan:
         return {name: found[log] for name, log in self._logs.items()}
 
     def _topic_id(self) -> str:
-        topic = self._shape.topic
+        topic = self._parts.view.log
         return self._environment.cluster.topic_ids([topic]).get(topic, "")
 
     def _begins(
@@ -189,7 +196,7 @@ class ChangePlan:
         """Return where reading goes on, once whatever is gone has been told."""
         starts = {name: found.start for name, found in bounds.items()}
         if reached.topic_id != topic_id:
-            self._tell(f"{self._shape.topic} was created again since the last batch")
+            self._tell(f"{self._parts.view.log} was created again since the last batch")
             return starts
         if reached.whole:
             return starts
@@ -199,7 +206,7 @@ class ChangePlan:
             if offset < found.start:
                 self._tell(f"{self._logs[name]} begins at {found.start} now: offsets from {offset} "
                            "on were purged")  # fmt: skip
-            elif offset > found.end and not self._shape.is_source:
+            elif offset > found.end and not self._parts.view.is_source:
                 self._tell(f"{self._logs[name]} ends at {found.end}, before offset {offset}, which "
                            "was read: it was truncated")  # fmt: skip
             begins[name] = max(offset, found.start)
@@ -213,13 +220,13 @@ class ChangePlan:
         kept_ms = self._deletes_kept_ms()
         if kept_ms is not None and now_ms - complete_ms >= kept_ms:
             self._tell(
-                f"{self._shape.topic} was read {(now_ms - complete_ms) // 1000} s ago and keeps "
+                f"{self._parts.view.log} was read {(now_ms - complete_ms) // 1000} s ago and keeps "
                 f"deletes for {kept_ms // 1000} s (delete.retention.ms): some may be gone"
             )
 
     def _deletes_kept_ms(self) -> int | None:
         """Return how long the log keeps deletes; None: for good, or it is not known."""
-        topic = self._shape.topic
+        topic = self._parts.view.log
         try:
             told = self._environment.cluster.topic_settings([topic]).get(topic, {})
         except Misuse as error:
@@ -230,7 +237,7 @@ class ChangePlan:
         return int(told.get("delete.retention.ms", _DELETES_KEPT_MS))
 
     def _tell(self, what: str) -> None:
-        message = f"changes of store {self._shape.store!r} are lost: {what}"
+        message = f"changes of store {self._parts.view.name!r} are lost: {what}"
         if self._lossless:
             raise RecordFailed(f"{message}: {_WAY_OUT}")
         _log.warning("%s", message)
@@ -238,7 +245,7 @@ class ChangePlan:
 
 def changed_rows(
     environment: Environment,
-    shape: Shape,
+    parts: StoreParts,
     log: TopicPartition,
     span: Bounds,
     fits: Fits,
@@ -249,34 +256,35 @@ def changed_rows(
 
     RecordFailed if the log no longer has the start; not `lossless`: they begin where it does.
     """
-    kind, start = kind_named(shape.kind), span.start
+    kind, start = parts.view.kind, span.start
     if not lossless:
         start = max(start, environment.changelog.bounds([log])[log].start)
     try:
         for part in environment.changelog.replay(log, start, span.end):
             batch = part.batch
-            if shape.is_source:
+            if parts.view.is_source:
                 batch = _of_table(batch, fits)
-            rows = kind.rows_in_log(batch, shape.terms)
+            rows = kind.rows_in_log(batch, parts.view.terms)
             if rows.keys:
                 offsets: Any = batch.offsets
                 yield ChangedRows(rows, [offsets[place] for place in rows.places])
     except TaskCorrupted as error:
         raise RecordFailed(
-            f"changes of store {shape.store!r} are lost: {log} has no offset {start}: {_WAY_OUT}"
+            f"changes of store {parts.view.name!r} are lost: {log} has no offset {start}: "
+            f"{_WAY_OUT}"
         ) from error
 
 
 def rows_of_state(
-    environment: Environment, shape: Shape, stream_task: str, log: TopicPartition, end: int
+    environment: Environment, parts: StoreParts, stream_task: str, log: TopicPartition, end: int
 ) -> Iterator[ChangedRows]:
     """Yield the rows that the log made up to `end`, each as a change.
 
     Of a store with history these are all versions, and the deletes that ended some of them.
     """
-    history = kind_named(shape.kind).keeps_history
+    history = parts.view.kind.keeps_history
     # The log was folded in memory, so its rows are there already.
-    lots = list(logged_rows(environment, shape, stream_task, log.partition, end=end))
+    lots = list(logged_rows(environment, parts, stream_task, log.partition, end=end))
     begun = {at for found in lots for at in zip(found.keys, found.begins, strict=True)}
     for found in lots:
         begins, ends = found.begins, found.ends
