@@ -117,29 +117,6 @@ OF_DRIVERS = {
         "call store(spec)",
     ),
 }
-OF_PACKAGE = {
-    "KafkaStreams": "call ss.run(topology, settings), or `statestore run`",
-    "Application": "pass what an ss.StreamsBuilder builds to ss.run(topology, settings)",
-    "StreamsConfig": "use ss.Settings",
-    "State": "pass the spec of a store, such as ss.persistent_key_value_store(name), to process()",
-    "Stores": "call ss.persistent_key_value_store(name) or one of its siblings",
-    "TimeWindows": "use ss.TumblingWindows or ss.HoppingWindows",
-    "UnlimitedWindows": "aggregate without windows",
-    "TopologyTestDriver": "import it from statestore.testing",
-    "Consumed": "pass key_serde=, value_serde= and others to stream() or table()",
-    "Produced": "pass key_serde=, value_serde= and partitioner= to to()",
-    "Grouped": "pass name=, key_serde= and value_serde= to group_by()",
-    "Repartitioned": "pass partitions= and others to repartition()",
-    "Named": "pass name= to the operator",
-    "Joined": "pass name= and grace_ms= to join()",
-    "StreamJoined": "pass name= to join()",
-    "TableJoined": "pass name= to join()",
-    "Branched": "call split({name: predicate})",
-    "Printed": "call peek(print)",
-    "Serdes": "use ss.serdes",
-    "KeyValue": "use a pair",
-    "ValueAndTimestamp": "read with history: ss.VersionedRecord",
-}
 
 
 def explains(hints: Mapping[str, str]) -> Callable[[type[C]], type[C]]:

@@ -12,6 +12,7 @@ from functools import cache
 import griffe
 import pytest
 
+import statestore as ss
 from scripts import reference_names
 from statestore import errors
 from tests.builders import ROOT
@@ -39,8 +40,8 @@ def at(path: str) -> griffe.Object:
 
 
 def exported(face: str) -> list[str]:
-    module = package() if face == "statestore" else at(face)
-    return [f"{face}.{name}" for name in module.exports or ()]
+    names = dir(ss) if face == "statestore" else at(face).exports or ()
+    return [f"{face}.{name}" for name in names]
 
 
 def public() -> Iterator[tuple[str, griffe.Object, str]]:

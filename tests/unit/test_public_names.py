@@ -32,10 +32,10 @@ HEAVY = ("rocksdict", "confluent_kafka", "pyspark", "airflow", "great_expectatio
 
 
 def test_the_public_names_are_those_pinned_here() -> None:
-    assert ss.__all__ == sorted(PINNED.split()) == dir(ss)
+    assert vars(ss)["__all__"] == sorted(PINNED.split()) == dir(ss)
 
 
-@pytest.mark.parametrize("name", ss.__all__)
+@pytest.mark.parametrize("name", dir(ss))
 def test_every_public_name_resolves_to_a_thing_of_that_name_with_a_docstring(name: str) -> None:
     thing = getattr(ss, name)
     assert thing.__doc__ or not callable(thing)
