@@ -34,8 +34,10 @@ from statestore.faults import CrashPoint
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import DEADLINE_S
 from tests.crash.pipeline import COUNTS, PREFIX_VARIABLE
+from tests.processes import Process
 
 PARTITIONS = 2
 # Visited only when something is broken, the topology changed or somebody asks: these have tests of
@@ -137,7 +139,7 @@ class Rig:
             *pairs,
         ]
 
-    def start(self, crash_at: str | None = None) -> "subprocess.Popen[str]":
+    def start(self, crash_at: str | None = None) -> Process:
         """A run in a child process; `crash_at` as in STATESTORE_CRASH_AT."""
         environment = dict(os.environ)
         environment.pop("STATESTORE_CRASH_AT", None)
@@ -146,12 +148,11 @@ class Rig:
         root = Path(__file__).resolve().parents[2]
         environment["PYTHONPATH"] = str(root)
         environment[PREFIX_VARIABLE] = self.topic_prefix
-        return subprocess.Popen(
+        return processes.start(
             [str(STATESTORE), "run", "--json", *self.options, *self.command()],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
 
     def run(self) -> dict[str, Any]:

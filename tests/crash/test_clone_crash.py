@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 from typing import Any
 
 import pytest
 
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import ROOT
 from tests.crash.kill_harness import STATESTORE, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
@@ -31,7 +31,7 @@ def rig(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Rig:
 
 def called(rig: Rig, *words: str, crash_at: str = "", dies: bool = False) -> dict[str, Any]:
     """`statestore exports …` in a process of its own."""
-    done = subprocess.run(
+    done = processes.run(
         [
             str(STATESTORE),
             "exports",
@@ -46,10 +46,7 @@ def called(rig: Rig, *words: str, crash_at: str = "", dies: bool = False) -> dic
             VARIABLE: crash_at,
             PREFIX_VARIABLE: rig.topic_prefix,
         },
-        capture_output=True,
-        text=True,
         timeout=100,
-        check=False,
     )
     assert done.returncode == (-signal.SIGKILL if dies else 0), done.stderr[-4000:]
     return {} if dies else dict(json.loads(done.stdout))

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from statestore.runtime import SystemClock
 from statestore.runtime.databases import RocksDatabases
 from statestore.targets import FsspecTarget
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import DEADLINE_S, ROOT, ManualClock, eventually
 from tests.crash.kill_harness import PARTITIONS, STATESTORE, Rig
 from tests.crash.test_snapshot_crash import changelog, serving
@@ -49,7 +49,7 @@ def rig(kafka: LocalKafka, tmp_path: Path, request: pytest.FixtureRequest) -> Ri
 
 def called(rig: Rig, *words: str, crash_at: str = "") -> Ended:
     """`statestore exports …` in a process of its own."""
-    done = subprocess.run(
+    done = processes.run(
         [
             str(STATESTORE),
             "exports",
@@ -61,10 +61,7 @@ def called(rig: Rig, *words: str, crash_at: str = "") -> Ended:
             "--json",
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: crash_at},
-        capture_output=True,
-        text=True,
         timeout=100,
-        check=False,
     )
     said = json.loads(done.stdout) if done.stdout.strip() else {}
     return Ended(done.returncode, said, done.stderr)

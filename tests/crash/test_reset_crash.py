@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import DEADLINE_S, ROOT
 from tests.crash.kill_harness import STATESTORE, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
@@ -28,13 +29,10 @@ def called(rig: Rig, *words: str, crash_at: str = "") -> "subprocess.CompletedPr
         f"--bootstrap-servers={rig.kafka.bootstrap_servers}",
         f"--state-dir={rig.state_dir}",
     ]
-    return subprocess.run(
+    return processes.run(
         [str(STATESTORE), "reset", *words, *where, "--json"],
         env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: crash_at},
-        capture_output=True,
-        text=True,
         timeout=100,
-        check=False,
     )
 
 
@@ -45,13 +43,10 @@ def reset(rig: Rig, *words: str) -> dict[str, Any]:
 
 
 def started(rig: Rig) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
+    return processes.run(
         [str(STATESTORE), "run", *rig.command()],
         env={**os.environ, "PYTHONPATH": str(ROOT), PREFIX_VARIABLE: rig.topic_prefix},
-        capture_output=True,
-        text=True,
         timeout=100,
-        check=False,
     )
 
 

@@ -16,9 +16,11 @@ from statestore.operations.looking.snapshots import Snapshots
 from statestore.runtime import Runtime
 from statestore.runtime.databases import RocksDatabases
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.crash.kill_harness import PARTITIONS, STATESTORE, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
+from tests.processes import Process
 
 pytestmark = pytest.mark.kafka
 Row = tuple[int, bytes, bytes | None]
@@ -55,28 +57,24 @@ def asker(rig: Rig, wait_ms: int = 30_000) -> Snapshots:
     return Snapshots(Runtime(settings))
 
 
-def serving(rig: Rig, folder: Path, crash_at: str = "") -> "subprocess.Popen[str]":
+def serving(rig: Rig, folder: Path, crash_at: str = "") -> Process:
     """A continuous run."""
     variables = {PREFIX_VARIABLE: rig.topic_prefix, "PYTHONPATH": str(ROOT), VARIABLE: crash_at}
     with (folder / "log").open("w") as log:
-        return subprocess.Popen(
+        return processes.start(
             [str(STATESTORE), "run", *rig.command(), "--run-for=300s"],
             env={**os.environ, **variables},
             stdout=log,
             stderr=log,
-            text=True,
         )
 
 
 def asking(rig: Rig, crash_at: str = "") -> "subprocess.CompletedProcess[str]":
     """Another process that reads the store in a snapshot."""
-    return subprocess.run(
+    return processes.run(
         [sys.executable, "-c", ASKING, str(rig.state_dir), rig.application_id],
         env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: crash_at},
-        capture_output=True,
-        text=True,
         timeout=DEADLINE_S,
-        check=False,
     )
 
 
@@ -162,7 +160,7 @@ def test_an_owner_killed_over_a_snapshot_loses_nothing_and_whoever_asked_gets_it
         assert path.name.startswith("."), "half a snapshot was published"
 
 
-def asked_and_died(rig: Rig, owner: "subprocess.Popen[str]") -> bool:
+def asked_and_died(rig: Rig, owner: Process) -> bool:
     with asker(rig).take(TaskId(1, 0)) as snapshot:
         assert (snapshot.store_dir("counts") / "CURRENT").exists()
     return owner.poll() is not None

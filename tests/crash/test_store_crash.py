@@ -26,7 +26,9 @@ import pytest
 from rocksdict import Options, Rdict
 
 from statestore.faults import VARIABLE, CrashPoint
+from tests import processes
 from tests.builders import ROOT
+from tests.processes import Process
 
 SMALL = {
     "statestore.wal": "false",
@@ -68,7 +70,7 @@ class Rig:
     lost: int = 0
 
     @contextmanager
-    def owner(self, commits: int, crash_at: str = "") -> Iterator[subprocess.Popen[str]]:
+    def owner(self, commits: int, crash_at: str = "") -> Iterator[Process]:
         """A process that owns the store; what it says on the way out is judged."""
         said = Life()
         arguments = [
@@ -77,14 +79,13 @@ class Rig:
             commits,
             *(f"{k}={v}" for k, v in self.settings.items()),
         ]
-        with subprocess.Popen(
+        with processes.start(
             [sys.executable, "-m", self.writer, *map(str, arguments)],
             cwd=ROOT,
             env=os.environ | {VARIABLE: crash_at},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         ) as process:
             assert process.stdout is not None
             said.hear(process.stdout.readline() or json.dumps({"problems": ["said nothing"]}))

@@ -8,7 +8,6 @@ Shows I13.
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,11 @@ from statestore.errors import Fenced
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.crash.kill_harness import PARTITIONS, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
+from tests.processes import Process
 
 pytestmark = pytest.mark.kafka
 
@@ -55,9 +56,9 @@ def visit(point):
         (folder / "haunted").touch()
 
 sys.argv = ["statestore", *sys.argv[3:]]
-faults.arm_from_environment = lambda: faults.on_reach(visit)
-from statestore.cli import main
-main()
+from statestore import cli
+cli.arm_from_environment = lambda: faults.on_reach(visit)
+cli.main()
 """
 
 
@@ -70,16 +71,15 @@ def rig_on(kafka: LocalKafka, folder: Path, name: str, **settings: object) -> Ri
     return rig
 
 
-def haunted(rig: Rig, folder: Path, *flags: str, stop_at: str = "") -> "subprocess.Popen[str]":
+def haunted(rig: Rig, folder: Path, *flags: str, stop_at: str = "") -> Process:
     """A run that may be stopped at a crash point and may haunt its stores; it logs to a file."""
     arguments = [str(folder), stop_at, "run", *rig.command(), *flags]
     with (folder / "log").open("w") as log:
-        return subprocess.Popen(
+        return processes.start(
             [sys.executable, "-c", HAUNTED, *arguments],
             env={**os.environ, "PYTHONPATH": str(ROOT), PREFIX_VARIABLE: rig.topic_prefix},
             stdout=log,
             stderr=log,
-            text=True,
         )
 
 

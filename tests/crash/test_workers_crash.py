@@ -17,6 +17,7 @@ import pytest
 from statestore.faults import CrashPoint
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import ELSEWHERE, Rig
+from tests.processes import Process
 
 pytestmark = pytest.mark.kafka
 
@@ -91,7 +92,7 @@ def test_the_same_kills_without_transactions_are_found_out(
     assert any("store differs" in finding for finding in findings)
 
 
-def kill_one(process: "subprocess.Popen[str]", rng: random.Random) -> str:
+def kill_one(process: Process, rng: random.Random) -> str:
     """Kill the run or one of its workers; empty if it had ended."""
     run = psutil.Process(process.pid)
     try:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +34,10 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 import statestore as ss
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import ROOT, eventually
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
+from tests.processes import AnyProcess
 
 STATESTORE = Path(sys.executable).with_name("statestore")
 START_MS = 1_700_000_000_000
@@ -100,7 +103,7 @@ class App:
     state_dir: Path
     pipeline: str = "counts"
     settings: Mapping[str, object] = field(default_factory=dict)
-    children: list["subprocess.Popen[str]"] = field(default_factory=list)
+    children: list[AnyProcess] = field(default_factory=list)
 
     # Topics.
 
@@ -255,7 +258,7 @@ class App:
         crash_at: str | None = None,
         through: Sequence[str] = (),
         command: str | Sequence[str] = "run",
-    ) -> "subprocess.Popen[str]":
+    ) -> AnyProcess:
         """`statestore run`, or another command, in a child process; `through` what runs it."""
         words = [command] if isinstance(command, str) else command
         environment = {
@@ -266,13 +269,13 @@ class App:
         environment.pop(VARIABLE, None)
         if crash_at:
             environment[VARIABLE] = crash_at
-        child = subprocess.Popen(
+        begin = partial(subprocess.Popen[str], text=True) if through else processes.start
+        child = begin(
             [*through, str(STATESTORE), *words, "--json", *self.flags(pipeline), *more],
             cwd=self.state_dir.parent,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
         self.children.append(child)
         return child
@@ -382,12 +385,12 @@ def updates_in_order(rows: Sequence[Row]) -> dict[str, int]:
     return dict(seen)
 
 
-def end_of(process: "subprocess.Popen[str]", began: float) -> Ended:
+def end_of(process: AnyProcess, began: float) -> Ended:
     out, err = process.communicate(timeout=120)
     return Ended(process.returncode, out, err, time.monotonic() - began)
 
 
-def running(app: App, process: "subprocess.Popen[str]", holds: Callable[[], bool]) -> None:
+def running(app: App, process: AnyProcess, holds: Callable[[], bool]) -> None:
     """Wait until it holds while the run goes on."""
 
     def held() -> bool:

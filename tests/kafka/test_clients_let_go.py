@@ -15,11 +15,13 @@ from statestore.kafka.sender import Sender
 from statestore.ports import Records
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import ROOT, eventually
 from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Of
 from tests.kafka.fault_schedules import FaultPlan
 from tests.kafka.run_rig import App
 from tests.kafka.wire import Api, Request
+from tests.processes import Process
 
 pytestmark = pytest.mark.kafka
 
@@ -34,8 +36,8 @@ def kafka(proxy: FaultProxy) -> Iterator[LocalKafka]:
         yield broker
 
 
-def child(case: str, app: App, address: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
+def child(case: str, app: App, address: str) -> Process:
+    return processes.start(
         [sys.executable, "-m", "tests.kafka.let_go", case, app.name, address],
         cwd=ROOT,
         stdin=subprocess.PIPE,
@@ -43,9 +45,9 @@ def child(case: str, app: App, address: str) -> "subprocess.Popen[bytes]":
     )
 
 
-def assert_lived(process: "subprocess.Popen[bytes]") -> None:
+def assert_lived(process: Process) -> None:
     _, errors = process.communicate(timeout=2 * DEADLINE_S)
-    assert process.returncode == 0, errors.decode()[-4000:]
+    assert process.returncode == 0, errors[-4000:]
 
 
 def begun(app: App, proxy: FaultProxy) -> Sender:

@@ -30,6 +30,7 @@ from statestore.kafka.cluster import KafkaCluster
 from statestore.operations.running.run import RunSummary
 from statestore.operations.start.topics import internal_topics
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import DEADLINE_S
 
 pytestmark = pytest.mark.kafka
@@ -181,7 +182,7 @@ flights_data.load(settings, [sample], on_sent=lambda *_: sys.stdin.read())
 
 def test_killed_load_leaves_nothing_visible_and_the_next_one_loads_all(kafka: LocalKafka) -> None:
     kafka.create_topic("interrupted", config={"retention.ms": -1})
-    with subprocess.Popen(
+    with processes.start(
         [sys.executable, "-c", HALF_A_LOAD, kafka.bootstrap_servers],
         cwd=REPOSITORY,
         stdin=subprocess.PIPE,

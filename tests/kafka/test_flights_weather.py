@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from jobs.pipelines.flights_weather import JOINED_TOPIC
 from scripts import flights_data
 from statestore.faults import VARIABLE, CrashPoint
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.contract.test_flights_weather import Joined, expected
 from tests.kafka.run_rig import STATESTORE
 
@@ -44,7 +44,7 @@ def run(broker: LocalKafka, state_dir: Path, crash_at: str = "") -> int:
         "--set=commit.interval.ms=300",
     ]
     environment = os.environ | {VARIABLE: crash_at}
-    return subprocess.run(command, env=environment, timeout=DEADLINE_S, check=False).returncode
+    return processes.run(command, env=environment, timeout=DEADLINE_S).returncode
 
 
 def joined(broker: LocalKafka) -> Joined:

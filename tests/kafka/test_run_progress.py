@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import ROOT, eventually
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import DEADLINE_S, START_MS, STATESTORE, App, name_of
@@ -70,13 +71,8 @@ def begun(app: App, *flags: str, stderr: int) -> Iterator[Begun]:
 def told(app: App, *words: str) -> str:
     """What a command prints."""
     variables = {PREFIX_VARIABLE: app.name, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    ended = subprocess.run(
-        [STATESTORE, *words],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=DEADLINE_S,
-        env={**os.environ, **variables},
+    ended = processes.run(
+        [STATESTORE, *words], check=True, timeout=DEADLINE_S, env={**os.environ, **variables}
     )
     return ended.stdout
 

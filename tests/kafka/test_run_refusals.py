@@ -25,6 +25,7 @@ from statestore.cli import main
 from statestore.layout import owners
 from statestore.testing.kafka_jars import SCRATCH_VARIABLE, kafka_libs
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import DEADLINE_S, ROOT, ManualClock
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import (
@@ -38,6 +39,7 @@ from tests.kafka.run_rig import (
     running,
     updates_in_order,
 )
+from tests.processes import AnyProcess
 
 pytestmark = pytest.mark.kafka
 
@@ -59,7 +61,7 @@ def shared(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> App:
 @pytest.fixture(scope="module", autouse=True)
 def alone(
     shared: App, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[App, "subprocess.Popen[str]", float]]:
+) -> Iterator[tuple[App, AnyProcess, float]]:
     """A run that meets no broker; it takes its time, so it begins before all others."""
     folder = tmp_path_factory.mktemp("alone")
     servers = {"bootstrap.servers": NOBODY_THERE}
@@ -263,14 +265,7 @@ def test_a_broker_cannot_start_without_java_or_maven(tmp_path: Path) -> None:
         environment = {**os.environ, "PATH": str(tmp_path), SCRATCH_VARIABLE: str(scratch)}
         environment.pop("JAVA_HOME", None)
         command = [str(STATESTORE), "kafka", "start"]
-        done = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        done = processes.run(command, env=environment, timeout=DEADLINE_S)
         assert done.returncode == 8, done.stderr
         line = done.stderr.splitlines()[-1]
         assert line.startswith(f"statestore: HostFailure: {program} was not found")
@@ -389,7 +384,7 @@ def test_a_refused_job_says_the_same_by_exit_code_summary_file_and_json_line(
 
 
 def test_a_broker_that_is_not_there_is_named_soon_and_nothing_is_done(
-    alone: tuple[App, "subprocess.Popen[str]", float],
+    alone: tuple[App, AnyProcess, float],
 ) -> None:
     app, process, began = alone
     ended = end_of(process, began)

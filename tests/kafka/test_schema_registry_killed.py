@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from statestore.faults import CrashPoint
+from tests import processes
 from tests.builders import ROOT
 from tests.kafka.registry_pipelines import ORDERS, TOTALS, URL_VARIABLE, Order, Total
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
@@ -77,7 +78,7 @@ def outputs(app: App) -> dict[str, list[Total]]:
 
 def shown(app: App, *words: str) -> "subprocess.CompletedProcess[str]":
     """`statestore stores`, beside the application."""
-    return subprocess.run(
+    return processes.run(
         [
             str(STATESTORE),
             "stores",
@@ -87,10 +88,7 @@ def shown(app: App, *words: str) -> "subprocess.CompletedProcess[str]":
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT), PREFIX_VARIABLE: app.name},
         cwd=app.state_dir.parent,
-        capture_output=True,
-        text=True,
         timeout=DEADLINE_S,
-        check=False,
     )
 
 

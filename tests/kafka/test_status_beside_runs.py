@@ -4,7 +4,6 @@ The newest record then lies in an open transaction nearly always: the case that 
 """
 
 import os
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,20 +19,22 @@ from statestore.operations.status.status import State, Status, StatusReader, rea
 from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.crash.kill_harness import STATESTORE, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
+from tests.processes import Process
 
 pytestmark = pytest.mark.kafka
 
 
 @contextmanager
-def running(rig: Rig, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def running(rig: Rig, log: Path) -> Iterator[Process]:
     """A continuous run with the commit interval it has by default."""
     arguments = [str(STATESTORE), "run", *rig.command(), "--run-for=3000s"]
     variables = {PREFIX_VARIABLE: rig.topic_prefix, "PYTHONPATH": str(ROOT)}
     with log.open("wb") as out:
-        run = subprocess.Popen(arguments, stdout=out, stderr=out, env={**os.environ, **variables})
+        run = processes.start(arguments, stdout=out, stderr=out, env={**os.environ, **variables})
         try:
             yield run
         finally:

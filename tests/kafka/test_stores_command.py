@@ -19,6 +19,7 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import read_owner
 from statestore.model.ids import TaskId
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.crash.kill_harness import STATESTORE, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
@@ -39,12 +40,9 @@ def rig(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Rig:
 
 
 def call(rig: Rig, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
+    return processes.run(
         [STATESTORE, *arguments, "--application-id=rest", f"--state-dir={rig.state_dir}"],
-        capture_output=True,
-        text=True,
         timeout=DEADLINE_S,
-        check=False,
     )
 
 
@@ -101,7 +99,7 @@ def test_while_a_run_is_on_its_owner_takes_a_snapshot(rig: Rig, tmp_path: Path) 
         return owner is not None and owner.pid == process.pid
 
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(started, stdout=log, stderr=log, env={**os.environ, **variables})
+        process = processes.start(started, stdout=log, stderr=log, env={**os.environ, **variables})
         try:
             eventually(lambda: owned(0) and owned(1), "the run owns the stores")
             assert call(rig, "stores", "get", "counts", "user-3").stdout == "200\n"

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import subprocess
 from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests import processes
 from tests.builders import DEADLINE_S
 from tests.kafka.run_rig import SMALL_COMMITS, STATESTORE, App, Row
 
@@ -56,13 +56,7 @@ def wanted(rows: list[Row]) -> tuple[dict[str, list[Any]], list[list[Any]]]:
 def called(app: App, *words: str) -> list[Any]:
     """What a command prints that must succeed."""
     flags = [f"--application-id={app.name}", f"--state-dir={app.state_dir}", "--json"]
-    done = subprocess.run(
-        [STATESTORE, *words, *flags],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = processes.run([STATESTORE, *words, *flags], timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -23,6 +23,7 @@ from statestore.runtime import Runtime, SystemClock
 from statestore.settings import Settings
 from statestore.stores.versioned.store import VersionedReader
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import DEADLINE_S, eventually
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import START_MS, STATESTORE, App, name_of
@@ -168,14 +169,7 @@ def upgrade(app: App, *more: str, crash_at: str = "") -> subprocess.CompletedPro
         "--json",
         *more,
     ]
-    return subprocess.run(
-        command,
-        env=os.environ | {VARIABLE: crash_at},
-        capture_output=True,
-        text=True,
-        timeout=3 * DEADLINE_S,
-        check=False,
-    )
+    return processes.run(command, env=os.environ | {VARIABLE: crash_at}, timeout=3 * DEADLINE_S)
 
 
 def test_a_plain_store_is_upgraded_with_a_dry_run_a_refusal_and_a_kill_on_the_way(app: App) -> None:

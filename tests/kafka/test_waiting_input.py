@@ -5,7 +5,6 @@ The client that asks is as Airflow's trigger keeps it: open all the while, whate
 
 import os
 import random
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
@@ -26,6 +25,7 @@ from statestore.layout.folders import StateLayout
 from statestore.operations.running.waiting_input import Threshold, WaitingInput, waiting_input
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.crash.kill_harness import STATESTORE
 from tests.kafka.fault_proxy import Action, Fault, FaultProxy
@@ -166,9 +166,7 @@ class Rounds:
             "STATESTORE_CRASH_AT": point,
             "PYTHONPATH": str(ROOT),
         }
-        subprocess.run(
-            command, env=env, cwd=ROOT, capture_output=True, check=False, timeout=DEADLINE_S
-        )
+        processes.run(command, env=env, cwd=ROOT, timeout=DEADLINE_S)
         self.certain = False  # it may have done all of it, or none
 
     def play(self) -> None:

@@ -33,6 +33,7 @@ from tests.kafka.run_rig import (
     running,
     updates_in_order,
 )
+from tests.processes import AnyProcess
 
 pytestmark = pytest.mark.kafka
 PARTITIONS = 2
@@ -60,7 +61,7 @@ def assert_exact(app: App, numbers: range) -> None:
     assert updates_in_order(app.read()) == counted(numbers) == app.stored()
 
 
-def workers_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+def workers_of(process: AnyProcess) -> list[psutil.Process]:
     return psutil.Process(process.pid).children()
 
 
@@ -273,7 +274,7 @@ def test_a_run_that_waits_for_the_lock_ends_at_a_signal(app: App, number: signal
     assert end_of(owner, 0).code == 0
 
 
-def until_told(process: "subprocess.Popen[str]", text: str) -> str:
+def until_told(process: AnyProcess, text: str) -> str:
     """The line on stderr that has the text; the tests' own time limit ends a wait in vain."""
     assert process.stderr is not None
     return next(line for line in process.stderr if text in line)
