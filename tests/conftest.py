@@ -18,6 +18,8 @@ TIMEOUT_S = {"slow": 3000, "airflow": 900, "spark": 900, "kafka": 600}
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+# A Spark of a test does not live long enough for the second compiler of Java to pay.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 os.environ.setdefault("AIRFLOW_CONFIG", str(ROOT / "airflow.cfg"))
 os.environ.setdefault("AIRFLOW__CORE__DAGS_FOLDER", str(ROOT / "dags"))
 _PROCESS = os.environ.get("PYTEST_XDIST_WORKER", "alone")

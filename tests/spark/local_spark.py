@@ -16,6 +16,7 @@ def local_spark(name: str, master: str) -> Iterator[SparkSession]:
     PYSPARK_SUBMIT_ARGS would not do: it is read once, when the process starts its JVM.
     """
     SparkContext.setSystemProperty("spark.master", master)
+    SparkContext.setSystemProperty("spark.python.daemon.module", "tests.spark.ready_daemon")
     session = spark_session(name)
     assert session.sparkContext.master == master
     try:

@@ -1,0 +1,17 @@
+"""What forks Spark's Python workers, with their imports done: each would do them again.
+
+Spark starts it as a module (`spark.python.daemon.module`), one for each kind of worker.
+"""
+
+import os
+
+# A thread of numpy's or of Arrow's would be missing after a fork.
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+
+from pyspark.daemon import manager  # noqa: E402  # the variables first
+
+import statestore.spark.datasource  # noqa: E402
+import statestore.spark.process  # noqa: E402, F401
+
+if __name__ == "__main__":
+    manager()
