@@ -170,7 +170,7 @@ def asked_and_died(rig: Rig, owner: Process) -> bool:
     ("point", "on"),
     [
         ("snapshot.requested", True),
-        ("snapshot.linked", False),
+        pytest.param("snapshot.linked", False, marks=pytest.mark.thorough),
         ("snapshot.published", False),
     ],
 )

@@ -127,8 +127,17 @@ OF_RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("make", [command, job])
-@pytest.mark.parametrize("what", OF_RUNS)
+BY_JOB = [(what, job) for what in OF_RUNS]
+
+
+@pytest.mark.parametrize(
+    ("what", "make"),
+    [
+        *((what, command) for what in OF_RUNS),
+        *BY_JOB[:1],
+        *(pytest.param(*one, marks=pytest.mark.thorough) for one in BY_JOB[1:]),
+    ],
+)
 def test_a_mistake_fails_a_run_at_once(
     what: str, make: Callable[..., Any], config: Callable[..., Path]
 ) -> None:

@@ -219,6 +219,7 @@ def behind_weather() -> ss.Topology:
     return builder.build()
 
 
+@pytest.mark.thorough
 def test_a_sub_topology_deployed_before_the_others_restores_nothing_and_the_figures_stay_exact(
     settings: dict[str, object], expected: Figures
 ) -> None:

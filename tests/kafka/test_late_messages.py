@@ -88,7 +88,7 @@ def test_one_seed_that_tears_transactions_of_one_epoch() -> None:
     assert story.findings == []
 
 
-@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("of", Of, ids=lambda of: of.value)
 def test_a_lost_answer_about_the_ends_of_logs_is_asked_for_again(
     app: App, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, of: Of, nth: int
@@ -139,7 +139,13 @@ def producing(app: App, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.mark.parametrize(
-    "action", [Action.LATE, Action.LATE_IN_SILENCE, Action.REPEAT], ids=lambda action: action.name
+    "action",
+    [
+        Action.LATE,
+        pytest.param(Action.LATE_IN_SILENCE, marks=pytest.mark.thorough),
+        pytest.param(Action.REPEAT, marks=pytest.mark.thorough),
+    ],
+    ids=["LATE", "LATE_IN_SILENCE", "REPEAT"],
 )
 def test_a_late_request_reaches_the_broker_when_its_moment_comes(
     app: App, proxy: FaultProxy, producing: Producing, action: Action
@@ -166,17 +172,19 @@ def test_a_late_request_without_a_moment_arrives_at_release(
     assert proxy.trace(app.name)[1].endswith("arrives at the end: answered")
 
 
+FIRST = [Fault(Action.CUT), Fault(Action.SWALLOW, Of.ANSWER)]
+OTHERS = [
+    Fault(Action.SWALLOW),
+    Fault(Action.DELAY, delay_s=0.1),
+    Fault(Action.CUT, Of.ANSWER),
+    Fault(Action.DELAY, Of.ANSWER, delay_s=0.1),
+]
+
+
 @pytest.mark.parametrize(
     "fault",
-    [
-        Fault(Action.CUT),
-        Fault(Action.SWALLOW),
-        Fault(Action.DELAY, delay_s=0.1),
-        Fault(Action.CUT, Of.ANSWER),
-        Fault(Action.SWALLOW, Of.ANSWER),
-        Fault(Action.DELAY, Of.ANSWER, delay_s=0.1),
-    ],
-    ids=lambda fault: f"{fault.of.value} {fault.action.name}",
+    [*FIRST, *(pytest.param(fault, marks=pytest.mark.thorough) for fault in OTHERS)],
+    ids=[f"{fault.of.value} {fault.action.name}" for fault in (*FIRST, *OTHERS)],
 )
 def test_a_transaction_goes_through_whatever_befalls_the_first_try_to_commit_it(
     app: App, proxy: FaultProxy, producing: Producing, fault: Fault

@@ -76,7 +76,9 @@ def status_of(app: App) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize(
+    "guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.thorough)]
+)
 def test_a_run_and_the_status_after_it_say_what_was_left_out(app: App, guarantee: str) -> None:
     flag = f"--processing-guarantee={guarantee}"
     ended = app.run(flag)
@@ -94,7 +96,13 @@ def test_a_run_and_the_status_after_it_say_what_was_left_out(app: App, guarantee
     assert counted(status["all_runs"]) == WHOLE
 
 
-@pytest.mark.parametrize("point", [CrashPoint.COMMIT_OFFSETS_SENT, CrashPoint.COMMIT_LOG_DONE])
+@pytest.mark.parametrize(
+    "point",
+    [
+        CrashPoint.COMMIT_LOG_DONE,
+        pytest.param(CrashPoint.COMMIT_OFFSETS_SENT, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_killed_run_leaves_what_it_committed_to_see_and_no_more(
     app: App, point: CrashPoint
 ) -> None:

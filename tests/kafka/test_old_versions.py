@@ -44,7 +44,7 @@ def kafka() -> Iterator[LocalKafka]:
         yield broker
 
 
-@pytest.fixture(params=["at_least_once", "exactly_once"])
+@pytest.fixture(params=[pytest.param("at_least_once", marks=pytest.mark.thorough), "exactly_once"])
 def app(
     kafka: LocalKafka,
     tmp_path: Path,
@@ -178,6 +178,7 @@ def test_a_backfill_of_2013_that_is_killed_keeps_every_version(app: App) -> None
     assert histories(app) == kept(60)
 
 
+@pytest.mark.thorough
 def test_a_store_moved_damaged_and_cloned_keeps_every_version(app: App) -> None:
     fed_and_killed(app)
     app.kafka.create_topic(f"{app.name}-other", 1, {"retention.ms": -1})
@@ -204,6 +205,7 @@ def test_a_store_moved_damaged_and_cloned_keeps_every_version(app: App) -> None:
     assert audited(clone).superseded == 0
 
 
+@pytest.mark.thorough
 def test_a_table_in_memory_has_every_version_at_each_start(app: App) -> None:
     fed_and_killed(app, "in_memory")
     asked = FROM_MS + 31 * DAY_MS + 1

@@ -46,7 +46,7 @@ def counted(*produced: range) -> dict[str, int]:
     return dict(Counter(f"k{n}" for numbers in produced for n in numbers))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_new_topic_joins_at_the_next_run_and_is_lag_until_then(app: App, workers: int) -> None:
     how = {"pipeline": "counts_by_pattern"}
     app.produce(FIRST)
@@ -78,7 +78,13 @@ def test_a_new_topic_joins_at_the_next_run_and_is_lag_until_then(app: App, worke
     assert stored(app) == counted(FIRST, SECOND)
 
 
-@pytest.mark.parametrize("point", [CrashPoint.COMMIT_OFFSETS_SENT, CrashPoint.COMMIT_LOG_DONE])
+@pytest.mark.parametrize(
+    "point",
+    [
+        CrashPoint.COMMIT_LOG_DONE,
+        pytest.param(CrashPoint.COMMIT_OFFSETS_SENT, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_run_killed_as_a_topic_joins_counts_each_record_once(app: App, point: CrashPoint) -> None:
     how = {"pipeline": "counts_by_pattern"}
     app.produce(FIRST)
@@ -123,7 +129,7 @@ def test_the_command_line_tells_what_matches(app: App) -> None:
         assert f"no topic matches '{app.name}-in.*' of source" in summary.err
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_continuous_run_begins_anew_with_a_new_topic_and_without_one_that_is_gone(
     app: App, workers: int
 ) -> None:

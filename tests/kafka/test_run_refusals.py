@@ -202,7 +202,14 @@ def test_flags_that_cannot_hold_are_refused_before_anything_is_done(shared: App,
     assert SECRET not in ended.out + ended.err
 
 
-@pytest.mark.parametrize("command", [("run",), CHECK, ("relocate",)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run",),
+        pytest.param(CHECK, marks=pytest.mark.thorough),
+        pytest.param(("relocate",), marks=pytest.mark.thorough),
+    ],
+)
 def test_a_transaction_timeout_above_the_brokers_limit_is_refused_by_its_name(
     app: App, command: Sequence[str]
 ) -> None:
@@ -351,6 +358,7 @@ def test_an_emptied_changelog_is_refused_until_its_loss_is_accepted(app: App) ->
 # The Spark job, and a broker that is not there.
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_a_refused_job_says_the_same_by_exit_code_summary_file_and_json_line(
     shared: App, tmp_path: Path

@@ -11,7 +11,11 @@ from tests.kafka.run_rig import (
 pytestmark = pytest.mark.kafka
 
 
-@pytest.mark.parametrize("how", [(), ("--run-for=20s",)], ids=["bounded", "continuous"])
+@pytest.mark.parametrize(
+    "how",
+    [(), pytest.param(("--run-for=20s",), marks=pytest.mark.thorough)],
+    ids=["bounded", "continuous"],
+)
 def test_an_input_that_ends_before_the_last_commit_is_refused(app: App, how: list[str]) -> None:
     app.drained()
     app.commit_offset(0, 1000)
@@ -52,7 +56,9 @@ def test_offsets_that_expired_are_not_taken_for_new_inputs_by_a_task_without_sto
     assert app.bounds(f"{app.name}-by-user-repartition") == before
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize(
+    "guarantee", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.thorough)]
+)
 def test_a_record_that_cannot_be_decoded_stops_the_run_before_its_batch_is_committed(
     app: App, guarantee: str
 ) -> None:

@@ -105,8 +105,17 @@ def test_a_first_run_killed_again_and_again_before_it_committed_is_not_refused(a
 # A changelog deleted, or created again, while the group has commits.
 
 
-@pytest.mark.parametrize("pipeline", ["counts_in_memory", "counts"])
-@pytest.mark.parametrize("anew", [False, True], ids=["deleted", "created again"])
+@pytest.mark.parametrize(
+    ("pipeline", "anew"),
+    [
+        pytest.param("counts_in_memory", False, id="in memory, deleted"),
+        pytest.param("counts", True, id="created again"),
+        pytest.param("counts", False, marks=pytest.mark.thorough, id="deleted"),
+        pytest.param(
+            "counts_in_memory", True, marks=pytest.mark.thorough, id="in memory, created again"
+        ),
+    ],
+)
 def test_a_changelog_deleted_or_made_anew_is_refused_on_the_same_volume(
     app: App, pipeline: str, anew: bool
 ) -> None:
@@ -155,7 +164,9 @@ def test_the_relocate_command_deploys_a_store_whose_changelog_the_next_start_mak
 # A changelog that forgets.
 
 
-@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+@pytest.mark.parametrize(
+    "policy", ["delete", pytest.param("compact,delete", marks=pytest.mark.thorough)]
+)
 def test_a_changelog_that_deletes_is_refused_by_name_of_its_setting(app: App, policy: str) -> None:
     changelog = f"{app.name}-counts-changelog"
     app.kafka.create_topic(changelog, 2, {"cleanup.policy": policy})

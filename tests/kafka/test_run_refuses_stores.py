@@ -90,7 +90,13 @@ def test_a_store_left_behind_by_a_rename_is_told_of_by_a_start_and_by_topology_c
         assert "store rows of stream tasks 0_0, 0_1 stays where it is" in told[0]
 
 
-@pytest.mark.parametrize("where", ["2_1", "2_1/rocksdb", "2_1/rocksdb/counts"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "2_1/rocksdb/counts",
+        *(pytest.param(it, marks=pytest.mark.thorough) for it in ("2_1", "2_1/rocksdb")),
+    ],
+)
 def test_a_file_where_a_store_is_to_go_is_met_before_any_store_has_moved(
     two: App, where: str
 ) -> None:
@@ -114,7 +120,13 @@ def test_a_link_to_nowhere_where_a_store_is_to_go_is_met_before_any_store_has_mo
     refused(two, "TopologyMismatch", str(link), code=3, pipeline="counts_reordered")
 
 
-@pytest.mark.parametrize("stray", ["00_0", "0_00", "\u0660_0", "0_1_1"])
+@pytest.mark.parametrize(
+    "stray",
+    [
+        "00_0",
+        *(pytest.param(it, marks=pytest.mark.thorough) for it in ("0_00", "\u0660_0", "0_1_1")),
+    ],
+)
 def test_a_folder_that_is_named_nearly_as_a_task_stops_nobody(app: App, stray: str) -> None:
     app.drained(pipeline="counts_by_key")
     folder = app.state_dir / app.name

@@ -27,12 +27,14 @@ PIPELINE = "tests.kafka.registry_pipelines:totals"
 USERS, EACH = 7, 500
 
 
-@pytest.fixture
-def registry(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Registry]:
-    with local_registry(tmp_path_factory.mktemp("registry")) as made:
-        monkeypatch.setenv(URL_VARIABLE, made.url)
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """The test that stops it is the last one."""
+    with (
+        local_registry(tmp_path_factory.mktemp("registry")) as made,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv(URL_VARIABLE, made.url)
         yield made
 
 

@@ -129,6 +129,7 @@ def test_a_run_whose_input_stays_silent_gives_up_in_the_end(
     assert updates_in_order(app.read()) == counted(range(40)) == app.stored()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("slowly")
 def test_a_broker_that_falls_silent_inside_a_stretch_is_given_up_in_time(
     app: App, proxy: FaultProxy

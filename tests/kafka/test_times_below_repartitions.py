@@ -10,6 +10,7 @@ import json
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,15 @@ def results(app: App) -> dict[str, int]:
     return {row.key: row.value for row in rows}
 
 
-@pytest.mark.parametrize("how", [(), ("--workers=2",), ("--run-for=8s",)], ids=str)
-@pytest.mark.parametrize("pipeline", ["minutes", "minutes_twice"])
+WAYS = product(("minutes", "minutes_twice"), ((), ("--workers=2",), ("--run-for=8s",)))
+FIRST = [("minutes_twice", ()), ("minutes", ("--workers=2",))]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "how"),
+    [*FIRST, *(pytest.param(*way, marks=pytest.mark.thorough) for way in WAYS if way not in FIRST)],
+    ids=str,
+)
 def test_a_backlog_in_order_has_no_late_record(
     app: App, pipeline: str, how: tuple[str, ...]
 ) -> None:

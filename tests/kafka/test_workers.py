@@ -187,7 +187,7 @@ def test_one_scrape_has_the_stores_of_all_workers_and_of_one_that_takes_over(app
     assert_exact(app, range(60))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_scrape_has_the_brokers_part_of_commits_and_the_records_and_lag_of_each_input(
     app: App, workers: int
 ) -> None:

@@ -8,10 +8,10 @@ import os
 # A thread of numpy's or of Arrow's would be missing after a fork.
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
-from pyspark.daemon import manager  # noqa: E402  # the variables first
+from pyspark.daemon import manager  # the variables first
 
-import statestore.spark.datasource  # noqa: E402
-import statestore.spark.process  # noqa: E402, F401
+import statestore.spark.datasource
+import statestore.spark.process  # noqa: F401
 
 if __name__ == "__main__":
     manager()
