@@ -30,10 +30,17 @@ STORES = sorted(every_store().stores)
 HISTORIES = {"times", "past"}
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
+@pytest.fixture(scope="module")
+def pristine() -> Iterator[World]:
+    """One that is only copied."""
     with in_memory_folder() as folder:
         yield begun(folder)
+
+
+@pytest.fixture
+def world(pristine: World) -> Iterator[World]:
+    with in_memory_folder() as folder:
+        yield pristine.copied(folder)
 
 
 @pytest.fixture(autouse=True)
