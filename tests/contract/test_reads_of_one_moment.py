@@ -27,6 +27,13 @@ from tests.builders import DEADLINE_S
 from tests.contract.versioned_worlds import Open
 
 LEVELS = [IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED]
+# Whether a store is persistent, and at which level it is read.
+WORLDS = [
+    pytest.param(True, LEVELS[0], id="persistent-committed"),
+    pytest.param(False, LEVELS[1], id="in-memory-uncommitted"),
+    pytest.param(True, LEVELS[1], id="persistent-uncommitted", marks=pytest.mark.thorough),
+    pytest.param(False, LEVELS[0], id="in-memory-committed", marks=pytest.mark.thorough),
+]
 LOOKS = 25
 TURNS = 60
 COUNT = 3000
@@ -119,8 +126,7 @@ def asks_of(reader: Any) -> dict[str, Callable[[], Numbers]]:
     }
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "in-memory"])
+@pytest.mark.parametrize(("persistent", "level"), WORLDS)
 def test_many_keys_are_read_as_of_one_moment(
     tmp_path: Path, persistent: bool, level: IsolationLevel
 ) -> None:
@@ -152,7 +158,7 @@ def test_many_keys_are_read_as_of_one_moment(
 
 # Window stores.
 
-SIZE_MS, KEPT = 10, 700
+SIZE_MS, KEPT = 10, 300
 
 
 def windowed(persistent: bool) -> TopologyTestDriver:
@@ -233,7 +239,7 @@ def chained(found: list[Any]) -> object:
     return None
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("opened", "level"), WORLDS, indirect=["opened"])
 def test_long_histories_and_many_versions_are_read_as_of_one_moment(
     opened: Open, level: IsolationLevel
 ) -> None:

@@ -174,7 +174,9 @@ def arrivals_of(chance: random.Random, late: int, pace: int) -> list[Arrival]:
     return [*found, Arrival("stream", "z", "end", now + 10_000)]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 4))]
+)
 @pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("grace_ms", [RETENTION, RETENTION // 3])
