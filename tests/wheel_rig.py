@@ -1,14 +1,16 @@
 """The wheel, built and installed outside any checkout, with as much of ours as asked for."""
 
+import hashlib
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+import filelock
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,15 +19,40 @@ _PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 _SOURCES = ("pyproject.toml", "README.md", "LICENSE")
 
 
+_KEPT = ROOT / ".scratch" / "wheel"
+
+
 def built_wheel(folder: Path) -> Path:
-    """Build the wheel from a copy of the sources; what the build leaves goes away with the copy."""
+    """Put the wheel into a folder; all tests, and later runs, share one of the same sources."""
     source = folder / "source"
     copy_sources(source)
-    wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
-    subprocess.run([*_PIP, *wheel], check=True, timeout=BUILD_S)
+    kept = _KEPT / _digest(source)
+    _KEPT.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(_KEPT.with_suffix(".lock"), timeout=2 * BUILD_S):
+        if not kept.is_dir():
+            for other in _KEPT.iterdir():
+                shutil.rmtree(other)
+            _build(source, folder / "built")
+            shutil.copytree(folder / "built", _KEPT / "new")
+            (_KEPT / "new").rename(kept)
+        (built,) = kept.glob("*.whl")
+        wheel = Path(shutil.copy(built, folder))
     shutil.rmtree(source)
-    (built,) = folder.glob("*.whl")
-    return built
+    return wheel
+
+
+def _build(source: Path, into: Path) -> None:
+    wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(into)]
+    subprocess.run([*_PIP, *wheel, str(source)], check=True, timeout=BUILD_S)
+
+
+def _digest(source: Path) -> str:
+    """What a wheel is made of, and by what."""
+    digest = hashlib.sha256(f"{sys.version} {version('setuptools')}".encode())
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        digest.update(str(path.relative_to(source)).encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def copy_sources(folder: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_format_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     assert "'xml' is not one of 'text', 'json'" in done.stderr
 
 
-@pytest.mark.parametrize("job", ["process", "audit"])
+@pytest.mark.parametrize("job", ["process", pytest.param("audit", marks=pytest.mark.thorough)])
 def test_the_summary_of_a_job_tells_of_a_format_that_does_not_exist(
     tmp_path: Path, job: str
 ) -> None:
