@@ -223,13 +223,14 @@ def test_no_import_is_for_type_checkers_only() -> None:
     assert flagged == []
 
 
-def _named(node: ast.AST) -> str:
+def _named(node: ast.Name | ast.Attribute | ast.alias) -> str:
     match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-        case ast.alias(name=name, asname=other):
-            return other or name
-    return ""
+        case ast.Name():
+            return node.id
+        case ast.Attribute():
+            return node.attr
+        case ast.alias():
+            return node.asname or node.name
 
 
 def test_no_marker_of_unfinished_work_is_left() -> None:
