@@ -1,5 +1,6 @@
 """How the suite runs: skips that are failures, time limits by marker, Hypothesis profiles."""
 
+import gc
 import os
 import sys
 from collections.abc import Generator
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         limits = [s for name, s in TIMEOUT_S.items() if item.get_closest_marker(name)]
         if limits:
             item.add_marker(pytest.mark.timeout(max(limits)))
+
+
+def pytest_collection_finish() -> None:
+    """Let no search for garbage look through all modules and tests: they stay to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
