@@ -43,7 +43,7 @@ class Clock(NamedTuple):
 
 
 def _has_children() -> bool:
-    """Whether there are any; most tests have none, and it takes long to look through all threads."""
+    """Most tests have none, and it takes long to look through all threads."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
