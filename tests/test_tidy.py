@@ -112,9 +112,7 @@ def tables(text: str) -> list[str]:
 
 
 def test_no_module_is_longer_than_600_lines() -> None:
-    lengths = {
-        name: len(text.splitlines()) for name, text in texts().items() if is_code(name)
-    }
+    lengths = {name: len(text.splitlines()) for name, text in texts().items() if is_code(name)}
     assert {name: n for name, n in lengths.items() if n > MODULE_LINES_MAX} == {}
 
 
