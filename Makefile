@@ -35,9 +35,10 @@ down: ## stop what `make up` started
 setup: ## check Python, Java and Maven; install the locked environment into .venv
 	@scripts/setup.sh
 
-fmt: setup ## format the code, fix what can be fixed safely, and make the page of names anew
+fmt: setup ## format the code, fix what can be fixed safely, and make what is made of other sources
 	@$(BIN)/ruff check --fix-only --quiet $(CODE)
 	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/python -m scripts.blocking_client
 	@$(BIN)/python -m scripts.reference_names
 
 check: setup ## format, lint, types, layers, spelling, tidiness, advisories, costs of records: every fault at once

@@ -1,4 +1,7 @@
-"""`StateClient`: asks a server of state, and waits for the answer."""
+"""`StateClient`: asks a server of state, and waits for the answer.
+
+`python -m scripts.blocking_client` makes this of coroutines.py.
+"""
 
 import ssl
 from collections.abc import Iterator, Sequence
@@ -27,7 +30,7 @@ from statestore.model.served import Freshness, ServedRow
 
 
 class StateClient(ClientBase):
-    """Asks a server of state. For any thread; use `with`, or close it."""
+    """Asks a server of state, for any thread or one event loop; close it, or use it in `with`."""
 
     def __init__(
         self,
@@ -56,7 +59,8 @@ class StateClient(ClientBase):
 
     def get(self, store: str, key: Any, **how: Any) -> Any:
         """Return the value of a key, or None; the keywords are those of `get_rows`."""
-        return self.get_many(store, [key], **how)[0]
+        (found,) = self.get_many(store, [key], **how)
+        return found
 
     def get_many(self, store: str, keys: Sequence[Any], **how: Any) -> list[Any]:
         """Return one value or None per key, in order; the keywords are those of `get_rows`."""
@@ -125,7 +129,8 @@ class StateClient(ClientBase):
                 wait_ms=wait_ms,
             )
             answer = self._send(request)
-            yield from rows(answer)
+            for row in rows(answer):
+                yield row
             token = answer.next_page_token
             if token is None:
                 return
@@ -172,7 +177,8 @@ class StateClient(ClientBase):
                 wait_ms=wait_ms,
             )
             answer = self._send(request)
-            yield from rows(answer)
+            for row in rows(answer):
+                yield row
             token = answer.next_page_token
             if token is None:
                 return

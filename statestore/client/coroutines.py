@@ -1,4 +1,7 @@
-"""`AsyncStateClient`: asks a server of state from coroutines."""
+"""`AsyncStateClient`: asks a server of state from coroutines.
+
+`python -m scripts.blocking_client` makes blocking.py of it.
+"""
 
 import ssl
 from collections.abc import AsyncIterator, Sequence
@@ -27,7 +30,7 @@ from statestore.model.served import Freshness, ServedRow
 
 
 class AsyncStateClient(ClientBase):
-    """Asks a server of state from coroutines; use `async with`, or close it."""
+    """Asks a server of state, for any thread or one event loop; close it, or use it in `with`."""
 
     def __init__(
         self,
@@ -41,7 +44,13 @@ class AsyncStateClient(ClientBase):
         timeout_s: float = TIMEOUT_S,
         retry_s: float = 10,
     ) -> None:
-        """See `StateClient`."""
+        """`token`: None takes the one in STATESTORE_SERVE_TOKEN, if it is set.
+
+        `tls_ca`: the certificate of the authority of the server, by default those that the machine
+        trusts. `tls_certificate` and `tls_key`: one's own, for a server with --tls-client-ca. Files
+        in PEM format; `tls` is for what they cannot say. `retry_s`: for how long a request is
+        repeated that the server could not answer.
+        """
         super().__init__(url, token, retry_s=retry_s)
         verify = ClientTls(tls_ca, tls_certificate, tls_key).context(tls)
         self._http = httpx.AsyncClient(
@@ -50,7 +59,8 @@ class AsyncStateClient(ClientBase):
 
     async def get(self, store: str, key: Any, **how: Any) -> Any:
         """Return the value of a key, or None; the keywords are those of `get_rows`."""
-        return (await self.get_many(store, [key], **how))[0]
+        (found,) = await self.get_many(store, [key], **how)
+        return found
 
     async def get_many(self, store: str, keys: Sequence[Any], **how: Any) -> list[Any]:
         """Return one value or None per key, in order; the keywords are those of `get_rows`."""
@@ -67,7 +77,12 @@ class AsyncStateClient(ClientBase):
         min_position: Wanted | None = None,
         wait_ms: int = 5000,
     ) -> ServedRows:
-        """Return one row or None per key, and how new they are: see `StateClient.get_rows`."""
+        """Return one row or None per key, and how new they are.
+
+        `as_of`: the rows at that time, of a store with history or windows. `raw`: keys and values
+        are bytes. `min_position`: wait up to `wait_ms` until these records are processed, else
+        NotUpToBound.
+        """
         request = self.many_request(
             store,
             keys,
