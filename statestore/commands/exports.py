@@ -14,7 +14,8 @@ from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows
 from statestore.commands.progress import shown_progress
 from statestore.errors import Misuse, failure_fields
-from statestore.layout.works import Progress, Unit
+from statestore.layout.activities import Progress, Unit
+from statestore.operations.activities import activities_in
 from statestore.operations.clones.clone import clone_export, drop_clone
 from statestore.operations.exports.catalog import LATEST, Exports, Retention
 from statestore.operations.exports.create import (
@@ -24,7 +25,6 @@ from statestore.operations.exports.create import (
 )
 from statestore.operations.exports.restore import Choice, RestoreReport, restore_export
 from statestore.operations.pipelines import load_pipeline
-from statestore.operations.works import works_in
 from statestore.runtime import Runtime
 from statestore.topology.graph import Topology
 
@@ -96,7 +96,7 @@ def _told(runtime: Runtime, kind: str, progress: Progress) -> AbstractContextMan
     """Tell of a work in the state directory, too, if there is one."""
     if not runtime.settings.state_dir:
         return nullcontext(progress)
-    return works_in(runtime).underway(kind, Unit.BYTES, progress)
+    return activities_in(runtime).underway(kind, Unit.BYTES, progress)
 
 
 @exports.command("restore")

@@ -27,12 +27,12 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from statestore.layout.works import RESTORE, Unit, Works, together, work_text
+from statestore.layout.activities import RESTORE, Activities, Unit, activity_text, together
 from statestore.model.left_out import Cause, Fate
 from statestore.model.texts import held_text, span_text, time_text
+from statestore.operations.activities import activities_in, catch_up_of, running
 from statestore.operations.environment import Environment
 from statestore.operations.status.lags import total_of
-from statestore.operations.works import catch_up_of, running, works_in
 from statestore.ports import Clock
 from statestore.tasks.plan import Standing
 from statestore.tasks.slot import Tell
@@ -89,7 +89,7 @@ class Lines:
             self._told_s = now_s
             rate = self._done / (now_s - self._began_s)
             left_s = max(0, self._expected - self._done) / max(rate, 1e-9)
-            text = work_text(self._unit, self._done, self._expected, rate, left_s)
+            text = activity_text(self._unit, self._done, self._expected, rate, left_s)
             _log.info("%s: %s", self._what, text)
 
 
@@ -111,13 +111,15 @@ def shown_progress(what: str, unit: Unit = Unit.BYTES) -> Iterator[Bar | Lines]:
 class RunProgress:
     """What the stream tasks of a run told last, in one line. Any thread may ask for it."""
 
-    def __init__(self, clock: Clock, works: Works | None = None, *, bounded: bool = False) -> None:
-        """`works`: where stream tasks tell how far their restores are.
+    def __init__(
+        self, clock: Clock, activities: Activities | None = None, *, bounded: bool = False
+    ) -> None:
+        """`activities`: where stream tasks tell how far their restores are.
 
         `bounded`: stream tasks begin one after the other, so the whole lag is not known.
         """
         self._clock = clock
-        self._works = works
+        self._activities = activities
         self._bounded = bounded
         self._told: dict[str, Standing] = {}
         self._total = 0
@@ -142,7 +144,7 @@ class RunProgress:
         """The line for people; it says what is not known."""
         with self._lock:
             told, noted = list(self._told.values()), list(self._records)
-        restoring = [] if self._works is None else _restoring(self._works)
+        restoring = [] if self._activities is None else _restoring(self._activities)
         if not told:
             return "; ".join(restoring) or "opening and restoring stores"
         now_s = self._clock.monotonic()
@@ -199,9 +201,9 @@ def _dropped(told: list[Standing]) -> list[str]:
 
 
 @contextmanager
-def shown_run(clock: Clock, works: Works, *, bounded: bool) -> Iterator[Tell]:
+def shown_run(clock: Clock, activities: Activities, *, bounded: bool) -> Iterator[Tell]:
     """Show how a run gets on; the stream tasks tell the function that this gives."""
-    console, progress = Console(file=sys.stderr), RunProgress(clock, works, bounded=bounded)
+    console, progress = Console(file=sys.stderr), RunProgress(clock, activities, bounded=bounded)
     if console.is_terminal:
         with Live(
             console=console,
@@ -218,12 +220,12 @@ def shown_run(clock: Clock, works: Works, *, bounded: bool) -> Iterator[Tell]:
 
 
 @contextmanager
-def logged_works(environment: Environment) -> Iterator[None]:
-    """Log how far the works of an application are which go on in other processes, as Spark's."""
-    works = works_in(environment)
+def logged_activities(environment: Environment) -> Iterator[None]:
+    """Log how far the activities of an application are that other processes have, as Spark's."""
+    activities = activities_in(environment)
 
     def lines() -> Iterator[str]:
-        adds = together(works.seen())
+        adds = together(activities.seen())
         if (catching_up := catch_up_of(running(environment))) is not None:
             adds.append(catching_up)
         for each in adds:
@@ -233,8 +235,10 @@ def logged_works(environment: Environment) -> Iterator[None]:
         yield
 
 
-def _restoring(works: Works) -> list[str]:
-    return [f"{one.kind}: {one.text()}" for one in together(works.seen()) if one.kind == RESTORE]
+def _restoring(activities: Activities) -> list[str]:
+    return [
+        f"{one.kind}: {one.text()}" for one in together(activities.seen()) if one.kind == RESTORE
+    ]
 
 
 @contextmanager

@@ -25,11 +25,11 @@ from statestore.extras import needed
 from statestore.metrics import GatheredFigures
 from statestore.model.left_out import left_out_lines
 from statestore.model.texts import held_text
+from statestore.operations.activities import activities_in
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.running.continuous import serve_run
 from statestore.operations.running.run import Run, RunSummary
 from statestore.operations.running.runner import serve_here
-from statestore.operations.works import works_in
 from statestore.runtime import Runtime
 from statestore.runtime.workers import serve_by_workers
 from statestore.settings import expand
@@ -119,7 +119,7 @@ def _run(
         stop.gently()
         bounded = arguments.run_for_ms is None
         environment = started.environment
-        with shown_run(environment.clock, works_in(environment), bounded=bounded) as tell:
+        with shown_run(environment.clock, activities_in(environment), bounded=bounded) as tell:
             if workers > 1:
                 return serve_by_workers(
                     started, arguments.pipeline, workers, ending, tell, gathered

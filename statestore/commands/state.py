@@ -22,7 +22,7 @@ from statestore.commands.arguments import (
 from statestore.commands.printing import cell_text
 from statestore.commands.progress import shown_progress
 from statestore.errors import Misuse, failure_fields
-from statestore.layout.works import Unit
+from statestore.layout.activities import Unit
 from statestore.model.ids import TaskId
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.relocation.apply import RelocationReport, relocate

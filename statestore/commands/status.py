@@ -25,8 +25,8 @@ from statestore.errors import (
     Unavailable,
     failure_fields,
 )
+from statestore.layout.activities import ActivityState
 from statestore.layout.audits import AuditVerdict
-from statestore.layout.works import WorkState
 from statestore.model.texts import held_text, size_text, span_text, time_text
 from statestore.operations.status.lags import totals_of
 from statestore.operations.status.left_out import left_out_rows
@@ -210,12 +210,12 @@ def _works(found: Status) -> Iterator[tuple[str, str, str]]:
     for work in found.works:
         of = f" of {work.stream_task}" if work.stream_task else ""
         match work.state:
-            case WorkState.WORKING:
+            case ActivityState.WORKING:
                 yield f"{work.kind}{of}", work.text(), ""
-            case WorkState.SILENT:
+            case ActivityState.SILENT:
                 ago = span_text(work.age_seconds)
                 yield f"{work.kind}{of}", f"{work.process} has told nothing for {ago}", "yellow"
-            case WorkState.DIED:
+            case ActivityState.DIED:
                 ago = span_text(work.age_seconds)
                 yield f"{work.kind}{of}", f"{work.process} died {ago} ago at the latest", "red"
 

@@ -120,7 +120,7 @@ class Workers:
                 for news in process.news():
                     reports += self._take(process, work, news)
                 if process in self._busy and process.gone:
-                    waiting.append(self._bury(process, work))
+                    waiting.append(self._reap(process, work))
         if self._error is not None:
             raise self._error
 
@@ -186,7 +186,7 @@ class Workers:
         del self._busy[process]
         self._idle.append(process)
 
-    def _bury(self, process: "_Process", work: "_Work") -> "_Work":
+    def _reap(self, process: "_Process", work: "_Work") -> "_Work":
         """Note the death of a worker at work; return what another one is to take over."""
         self._gather(process)
         del self._busy[process]

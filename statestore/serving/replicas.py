@@ -34,7 +34,7 @@ _AT_ONCE = 10_000
 """How many rows are written at once: RocksDB lets no other thread work meanwhile."""
 
 
-class Stand(NamedTuple):
+class StorePosition(NamedTuple):
     """How far one store of a copy has come: offsets of its log NEXT, of its inputs LAST."""
 
     commit_number: int | None
@@ -58,7 +58,7 @@ class Replica:
         self._unreadable = set(manifest.unreadable)
         self._snapshot = snapshot
         self._engines: dict[str, Engine] = {}
-        self._stands: dict[str, Stand] = {}
+        self._positions: dict[str, StorePosition] = {}
         self._readers = 0
         self._retired = False
         self._closes = ExitStack()
@@ -91,13 +91,13 @@ class Replica:
             raise UnknownStore(f"task {self.task} has no store {store!r}; it has {known}")
         return ReplicaSource(store, self._engines[store], self.turn)
 
-    def stand(self, store: str) -> Stand:
+    def store_position(self, store: str) -> StorePosition:
         """Return how far a store has come. Hold the turn if the answer belongs to a read."""
         with self.turn:
-            found = self._stands.get(store)
+            found = self._positions.get(store)
             if found is None:
                 table = self._engines[store].table(offsets.TABLE)
-                found = self._stands[store] = Stand(
+                found = self._positions[store] = StorePosition(
                     self.commit_number,
                     self.committed_ms,
                     offsets.read_offsets(table, store),
@@ -111,11 +111,11 @@ class Replica:
             for batch in commit.batches:
                 if batch.store in self._engines:
                     _write(self._engines[batch.store], batch)
-                    self._stands.pop(batch.store, None)
+                    self._positions.pop(batch.store, None)
             # A restore after a failure brings rows of commits that were counted before.
             self.commit_number = commit.number
             self.committed_ms = commit.committed_ms or self.committed_ms
-            self._stands.clear()
+            self._positions.clear()
 
     def renew(self) -> None:
         """Keep the files; Unavailable if they are gone."""

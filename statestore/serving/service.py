@@ -22,14 +22,14 @@ from statestore.operations.looking.at_rest import (
     existing_application,
     tasks_text,
 )
-from statestore.operations.looking.likely_partitions import homes
+from statestore.operations.looking.likely_partitions import likely_partitions
 from statestore.reading.decoding import Decoding
 from statestore.reading.questions import Range
 from statestore.reading.views import StoreView
 from statestore.serving.encoding import IN_BYTES, WAYS_OUT, Encoding
 from statestore.serving.followers import Followers, TaskState
 from statestore.serving.pages import RowPage, RowPages
-from statestore.serving.replicas import Replica, Stand
+from statestore.serving.replicas import Replica, StorePosition
 from statestore.serving.values import RowsFound, RowStream, StoreAbout
 from statestore.stores.kinds.kind import AnyReader
 from statestore.stores.kinds.opening import reader_over
@@ -128,21 +128,21 @@ class StateService:
         found = []
         for task, state in sorted(self._followers.states().items()):
             replica = state.replica
-            stand = Stand(None, None, {}, Position())
+            reached = StorePosition(None, None, {}, Position())
             if replica is not None and replica.borrow():
                 try:
                     with replica.turn:
-                        stands = [replica.stand(store) for store in replica.stores()]
+                        positions = [replica.store_position(store) for store in replica.stores()]
                 finally:
                     replica.give_back()
-                for one in stands:
-                    stand = Stand(
+                for one in positions:
+                    reached = StorePosition(
                         one.commit_number,
                         one.committed_ms,
-                        stand.changelog | one.changelog,
-                        stand.position.merge(one.position),
+                        reached.changelog | one.changelog,
+                        reached.position.merge(one.position),
                     )
-            found.append(self._freshness(task, state, stand))
+            found.append(self._freshness(task, state, reached))
         return found
 
     def stores(self) -> list[StoreAbout]:
@@ -397,9 +397,11 @@ class StateService:
                 result = ask(reader)
                 freshness = []
                 for replica, state in replicas:
-                    moved = not _is_home(view, replica.task)
+                    moved = not _is_deployed_in(view, replica.task)
                     known = state._replace(stale=state.stale or moved)
-                    freshness.append(self._freshness(replica.task, known, replica.stand(view.name)))
+                    freshness.append(
+                        self._freshness(replica.task, known, replica.store_position(view.name))
+                    )
             return _Asked(result, reader.span_names, freshness, kept.pop_all().close)
 
     def _borrowed(
@@ -433,7 +435,7 @@ class StateService:
             for task, state in self._followers.states().items()
             if state.replica is not None and state.replica.knows(view.name)
         ]
-        having.sort(key=lambda task: _is_home(view, task))
+        having.sort(key=lambda task: _is_deployed_in(view, task))
         return {task.partition: task for task in having}
 
     def _tasks(self, view: StoreView, partition: int | None) -> list[TaskId]:
@@ -483,30 +485,30 @@ class StateService:
         if not count:
             raise self._not_there(view, [])
         places: dict[int, list[int]] = {}
-        found = homes(self._environment, self.deployed, view.name, keys, count)
+        found = likely_partitions(self._environment, self.deployed, view.name, keys, count)
         for number, place in enumerate(found):
             places.setdefault(place, []).append(number)
         return places
 
-    def _freshness(self, task: TaskId, state: TaskState, stand: Stand) -> Freshness:
+    def _freshness(self, task: TaskId, state: TaskState, reached: StorePosition) -> Freshness:
         lag_records, lag_seconds = self._lags(task)
-        now_ms, committed_ms = self._environment.clock.now_ms(), stand.committed_ms
+        now_ms, committed_ms = self._environment.clock.now_ms(), reached.committed_ms
         return Freshness(
             stream_task=str(task),
             owner=str(state.owner),
             stale=state.stale,
-            commit_number=stand.commit_number,
+            commit_number=reached.commit_number,
             committed_ms=committed_ms,
             age_ms=None if committed_ms is None else max(0, now_ms - committed_ms),
-            position=_by_topic(stand.position.as_dict()),
-            changelog=_by_topic(stand.changelog),
+            position=_by_topic(reached.position.as_dict()),
+            changelog=_by_topic(reached.changelog),
             lag_records=lag_records,
             lag_seconds=lag_seconds,
             problem=state.problem,
         )
 
 
-def _is_home(view: StoreView, task: TaskId) -> bool:
+def _is_deployed_in(view: StoreView, task: TaskId) -> bool:
     """Return whether the deployed topology has the store in that stream task."""
     return view.sub_topology in {None, task.sub_topology}
 

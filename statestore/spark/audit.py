@@ -27,7 +27,7 @@ from statestore.commands.arguments import (
     target_option,
 )
 from statestore.commands.audit import export_option, record_line, record_lines, store_option
-from statestore.commands.progress import logged_works
+from statestore.commands.progress import logged_activities
 from statestore.commands.running import check_summary_file, write_line
 from statestore.errors import HostFailure, TaskCorrupted
 from statestore.extras import needed
@@ -117,7 +117,7 @@ def audit_on_spark(
         Runtime(arguments.settings()) as runtime,
         planned_audit(runtime, stores, export=export) as plan,
         plan.renewing(),
-        logged_works(runtime),
+        logged_activities(runtime),
     ):
         time_ms = runtime.clock.now_ms()
         docs = Audits(runtime.layout).docs_folder(time_ms)

@@ -15,14 +15,14 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from statestore.commands.arguments import StateArguments
 from statestore.errors import ExportDamaged, TaskCorrupted
-from statestore.layout.works import Unit
+from statestore.layout.activities import Unit
 from statestore.model.batch import in_lots
+from statestore.operations.activities import activities_in
 from statestore.operations.audits.audit import KeyTexts
 from statestore.operations.audits.checks import Fault
 from statestore.operations.audits.perform import log_side, store_side
 from statestore.operations.audits.rows import AuditRows, Subject, placing_keys
 from statestore.operations.audits.writers import Writers
-from statestore.operations.works import works_in
 from statestore.runtime import PARTITIONERS, Runtime
 
 STORE, LOG = "store", "log"
@@ -112,15 +112,18 @@ class AuditReader(DataSourceReader):
                     if isinstance(rows, Fault):
                         yield _fault(_STORED, number, rows, texts)
                         continue
-                    more = [*_homes(subject, rows), writers.of_rows(rows.keys, rows.values)]
+                    more = [
+                        *_hashed_partitions(subject, rows),
+                        writers.of_rows(rows.keys, rows.values),
+                    ]
                     yield _batch(_STORED, number, rows, texts, more)
             except (TaskCorrupted, ExportDamaged) as error:
                 # That is a verdict: another attempt of this Spark task would find the same.
                 said = {"subject": number, "unreadable": str(error)}
                 yield pa.RecordBatch.from_pylist([said], schema=_STORED)
             return
-        works, task = works_in(runtime), subject.stream_task
-        with works.underway("audit", Unit.OFFSETS, stream_task=task, after_s=1.0) as told:
+        activities, task = activities_in(runtime), subject.stream_task
+        with activities.underway("audit", Unit.OFFSETS, stream_task=task, after_s=1.0) as told:
             told.expect(subject.log_end)
             replayed = log_side(runtime, subject, told)
         for rows in replayed.chunks():
@@ -143,13 +146,13 @@ def _fault(schema: pa.Schema, number: int, fault: Fault, texts: KeyTexts) -> pa.
     return pa.RecordBatch.from_pylist([row], schema=schema)
 
 
-def _homes(subject: Subject, rows: AuditRows) -> list[list[Any]]:
+def _hashed_partitions(subject: Subject, rows: AuditRows) -> list[list[Any]]:
     """For each hash, the partition of each key; None for rows that no key places."""
     placed = [bool(placing_keys([key], subject.kind, subject.key_serde)) for key in rows.keys]
     keys = placing_keys(rows.keys, subject.kind, subject.key_serde)
     columns = []
-    for homes in PARTITIONERS.values():
-        found = iter(homes(keys, subject.partitions))
+    for partitioner in PARTITIONERS.values():
+        found = iter(partitioner(keys, subject.partitions))
         columns.append([next(found) if one else None for one in placed])
     return columns
 

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from statestore.commands.arguments import RunArguments
-from statestore.commands.progress import logged_works
+from statestore.commands.progress import logged_activities
 from statestore.errors import InvalidSetting, Misuse
 from statestore.faults import VARIABLE
 from statestore.operations.running.run import PlannedTask, Run, RunSummary
@@ -51,7 +51,7 @@ def run_waves(
         try:
             with (
                 _interruptible(spark, f"statestore-{summary.application_id}"),
-                logged_works(started.environment),
+                logged_activities(started.environment),
             ):
                 reports = stage.collect()
         except PySparkException as error:

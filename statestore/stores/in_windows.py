@@ -232,7 +232,7 @@ class ReaderInWindows(ABC, Reader[Rows], Generic[K, V]):
         return RowScan(shown(iter(walk)), walk.check_open, seen.close, notices_close=True)
 
 
-class Swept:
+class ExpiryProgress:
     """How far an owner's store has come: a `pending.Pending` part, in step with its writes.
 
     `now_ms` None: the row of stream time has not been read since the last rollback. `from_row`:
@@ -287,11 +287,11 @@ class OwnerInWindows(TransactionalBase):
         self.spec = spec
         self._stage = stage
         self._low_of = low_ms
-        self._swept = Swept()
+        self._expiry = ExpiryProgress()
         self._puts = 0
         self._limit_ms: int | None = None
         if spec.writable:
-            store.staged.keep_in_step(self._swept)
+            store.staged.keep_in_step(self._expiry)
 
     def _live_rows(
         self,
@@ -316,7 +316,7 @@ class OwnerInWindows(TransactionalBase):
     def _put(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Stage rows, but for those that have already expired, which are counted as late."""
         self.staged.check_open()
-        swept, low_of, limit = self._swept, self._low_of, self._limit_ms
+        expiry, low_of, limit = self._expiry, self._low_of, self._limit_ms
         now = before = self._observed()
         low, late = low_of(now), 0
         writes: Entries = {}
@@ -335,7 +335,7 @@ class OwnerInWindows(TransactionalBase):
             self.table.count_late(late)
         if now > before:
             self.table.put(TIME_ROW, START.pack(now))
-            swept.now_ms = now
+            expiry.now_ms = now
         if writes:
             self._stage(writes)
         if self._puts >= _SWEPT_AFTER:
@@ -343,18 +343,18 @@ class OwnerInWindows(TransactionalBase):
             self._puts = 0
 
     def _observed(self) -> int:
-        if self._swept.now_ms is None:
+        if self._expiry.now_ms is None:
             stored = self.table.get(TIME_ROW)
-            self._swept.now_ms = -1 if stored is None else start_of(stored)
-        return self._swept.now_ms
+            self._expiry.now_ms = -1 if stored is None else start_of(stored)
+        return self._expiry.now_ms
 
     def _delete_expired(self, low_ms: int, limit: int) -> None:
         """Delete up to `limit` rows that have expired, the oldest first."""
         end = packed(low_ms)
-        if end <= self._swept.from_row:
+        if end <= self._expiry.from_row:
             return
         gone: Entries = {}
-        with self.table.scan(self._swept.from_row, end) as rows:
+        with self.table.scan(self._expiry.from_row, end) as rows:
             for row, _ in rows:
                 if len(gone) == limit:
                     end = row
@@ -363,7 +363,7 @@ class OwnerInWindows(TransactionalBase):
                     gone[row] = None
         if gone:
             self._stage(gone)
-        self._swept.from_row = end
+        self._expiry.from_row = end
 
 
 def checked_ms(store: str, time: Time) -> int:

@@ -30,7 +30,7 @@ from statestore.settings import Settings
 from statestore.tasks.dead_letters import DeadLetter, DeadLetters, HandlerVerdict
 from statestore.tasks.intake import InputBatch
 from statestore.tasks.origins import Origins, from_inputs
-from statestore.tasks.suspects import HeldItem, HeldTrials, Lot, Suspects
+from statestore.tasks.suspects import HeldItem, HeldTrials, SuspectBatch, Suspects
 from statestore.topology.failures import NodeFailed, Stage
 from statestore.topology.nodes import Held, Push
 from statestore.topology.punctuation import Fire, Firing
@@ -124,8 +124,8 @@ class Poison:
         self._trials = HeldTrials(task_id)
         # Since the last commit:
         self._passed: Counter[Condemned] = Counter()
-        self._taken: dict[TopicPartition, Lot] = {}
-        self._working: Lot | None = None
+        self._taken: dict[TopicPartition, SuspectBatch] = {}
+        self._working: SuspectBatch | None = None
         self._sent_held_letter = False
 
     @property
@@ -161,14 +161,14 @@ class Poison:
         before = self._taken.get(tp)
         first = offsets[0] if before is None else before.first
         count = len(offsets) + (0 if before is None else before.records)
-        self._taken[tp] = Lot(tp, first, offsets[-1], count)
+        self._taken[tp] = SuspectBatch(tp, first, offsets[-1], count)
         if self._verdicts and (known := self._condemned_among(tp, offsets)):
-            self._bury(batch.take(known), counters)
+            self._write_dead_letters(batch.take(known), counters)
             gone = set(known)
             batch = batch.take([i for i in range(len(offsets)) if i not in gone])
         self._batch = batch
         if len(batch):
-            self._working = Lot(tp, batch.offsets[0], batch.offsets[-1], len(batch))
+            self._working = SuspectBatch(tp, batch.offsets[0], batch.offsets[-1], len(batch))
         return batch
 
     def passed(self) -> None:
@@ -405,7 +405,7 @@ class Poison:
         found = _places(sorted(offset for at, offset in after if at == tp), offsets)
         return found[0] if found else None
 
-    def _bury(self, batch: InputBatch, counters: Counters) -> None:
+    def _write_dead_letters(self, batch: InputBatch, counters: Counters) -> None:
         """Count condemned records, and send the dead letters of those that get one."""
         records = batch.records
         keys, values = records.keys.encoded(serdes.BYTES), records.values.encoded(serdes.BYTES)

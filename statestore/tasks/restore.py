@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from statestore.errors import Misuse, TaskCorrupted
 from statestore.faults import CrashPoint, reach
-from statestore.layout.works import RESTORE, Progress, Unit, Works
+from statestore.layout.activities import RESTORE, Activities, Progress, Unit
 from statestore.metrics import count_left_out
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.model.left_out import Cause, Counts, Fate
@@ -59,7 +59,7 @@ class Restorer:
     changelog: Changelog
     cluster: Cluster
     clock: Clock
-    works: Works
+    activities: Activities
 
     def restore(
         self,
@@ -76,7 +76,7 @@ class Restorer:
         logs = dict.fromkeys(opened.log.tp for opened in stores if opened.log.exists)
         bounds = self.changelog.bounds(list(logs)) if logs else {}
         records, left_out = 0, Counter[str]()
-        with self.works.underway(
+        with self.activities.underway(
             RESTORE, Unit.OFFSETS, stream_task=str(self.task), after_s=_TELL_AFTER_S
         ) as told:
             for opened in stores:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted, log_left
 from statestore.layout import files
+from statestore.layout.activities import Activities
 from statestore.layout.folders import (
     Quarantined,
     StateLayout,
     read_export_origin,
     remove_export_origin,
 )
-from statestore.layout.works import Works
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.settings import Settings
 from statestore.stores.kinds.opening import within
@@ -48,8 +48,10 @@ class TaskStores:
         self._layout = layout
         self._folder = layout.stores_dir(plan.task_id)
         self._logs = logs_of(plan.part.nodes, plan.specs, settings)
-        works = Works(layout.application_dir, edges.clock)
-        self._restorer = Restorer(plan.task_id, edges.changelog, edges.cluster, edges.clock, works)
+        activities = Activities(layout.application_dir, edges.clock)
+        self._restorer = Restorer(
+            plan.task_id, edges.changelog, edges.cluster, edges.clock, activities
+        )
         self._checkpoint = CheckpointFile(
             plan.task_id, layout, self.opened, exactly_once=settings.exactly_once
         )

@@ -23,7 +23,7 @@ _LOTS = 16
 _NONE_YET = -1
 
 
-class Lot(NamedTuple):
+class SuspectBatch(NamedTuple):
     """Records of one input, from offset `first` to offset `last`, both inclusive."""
 
     tp: TopicPartition
@@ -48,7 +48,7 @@ class Suspects:
         take = bisect_left(offsets, bounds[bisect_right(bounds, offsets[0])])
         return take, offsets[0] >= bounds[0]
 
-    def divide(self, lot: Lot, failed: NodeFailed) -> None:
+    def divide(self, lot: SuspectBatch, failed: NodeFailed) -> None:
         """Try a lot that failed again, in smaller lots."""
         tp, first, after = lot.tp, lot.first, lot.last + 1
         tried = self._bounds.get(tp)
@@ -68,7 +68,7 @@ class Suspects:
             len(bounds) - 1,
         )
 
-    def isolate(self, lot: Lot) -> None:
+    def isolate(self, lot: SuspectBatch) -> None:
         """Try a lot again, in a transaction of its own."""
         self._bounds[lot.tp] = [lot.first, lot.last + 1]
 

@@ -19,7 +19,7 @@ from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime, SystemClock
 from statestore.serving.access import Listening, Tokens
 from statestore.serving.connections import bound_to, run_server
-from statestore.ui.looks import Lookout, Open, PipelineOf, applications_of, pipelines_of
+from statestore.ui.polling import Open, PipelineOf, Poller, applications_of, pipelines_of
 from statestore.ui.site import application
 
 
@@ -56,7 +56,7 @@ def ui_command(
     hosts = None if unprotected else listening.hosts(Tokens(()))
     applications, pipelines = _applications(flags), _pipelines(flags, pipeline)
     with (
-        closing(Lookout(applications, SystemClock(), pipelines)) as lookout,
+        closing(Poller(applications, SystemClock(), pipelines)) as lookout,
         bound_to(listening) as bound,
     ):
         lookout.names()

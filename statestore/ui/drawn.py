@@ -9,8 +9,8 @@ import msgspec
 
 from statestore.model.texts import number_text, span_text
 from statestore.operations.deployed import Deployed, DeployedPart
-from statestore.ui.looks import Look
 from statestore.ui.paths import address_of, topics_address_of
+from statestore.ui.polling import PollResult
 from statestore.ui.timeline import Span, Timeline
 
 
@@ -57,7 +57,7 @@ class Graph(NamedTuple):
         return msgspec.json.encode({"boxes": boxes, "edges": self.edges}).decode()
 
 
-def graph_of(root: str, name: str, deployed: Deployed, look: Look) -> Graph:
+def graph_of(root: str, name: str, deployed: Deployed, look: PollResult) -> Graph:
     """Return the topology of an application: topics, sub-topologies and their stores."""
     boxes: dict[str, Box] = {}
     edges: list[Edge] = []

@@ -20,8 +20,8 @@ from statestore.ui.browser import Browsed, Question
 from statestore.ui.charts import sparkline
 from statestore.ui.counters import counters_of
 from statestore.ui.drawn import charts_json, graph_of, lag_told_of, told_of
-from statestore.ui.looks import Details, LastLook, Look, Lookout
 from statestore.ui.paths import address_of, topics_address_of
+from statestore.ui.polling import Details, LastPoll, Poller, PollResult
 from statestore.ui.timeline import Span
 from statestore.ui.topics import COUNTS, TopicQuestion, look_into
 
@@ -46,7 +46,7 @@ class Pages:
     A method returns the HTML, or None if there is no such application or store.
     """
 
-    def __init__(self, lookout: Lookout, mounted_at: str | None = None) -> None:
+    def __init__(self, lookout: Poller, mounted_at: str | None = None) -> None:
         """`mounted_at`: where Airflow serves the pages below its own address; None: it does not."""
         self._lookout = lookout
         self._mounted_at = mounted_at
@@ -56,7 +56,7 @@ class Pages:
         names = [name for name in self._lookout.names() if search.lower() in name.lower()]
         shown = _page(names, page, ON_A_PAGE)
         seen = self._lookout.seen(shown.items, wait_s=_FIRST_WAIT_S)
-        rows = [_row(name, seen.get(name, LastLook())) for name in shown.items]
+        rows = [_row(name, seen.get(name, LastPoll())) for name in shown.items]
         return _render("overview.html", root=root, rows=rows, page=shown, search=search)
 
     def application(self, root: str, name: str, *, page: int = 1, span: str = "") -> str | None:
@@ -113,7 +113,7 @@ class Pages:
         return _render("missing.html", root=root, title=title, what=what)
 
 
-def _row(name: str, seen: LastLook) -> dict[str, Any]:
+def _row(name: str, seen: LastPoll) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "seen": seen, "status": None}
     if seen.look is not None:
         status, span = seen.look.status, seen.look.day.fitting_span()
@@ -127,7 +127,7 @@ def _row(name: str, seen: LastLook) -> dict[str, Any]:
     return row
 
 
-def _work(look: Look, asked: str) -> dict[str, Any]:
+def _work(look: PollResult, asked: str) -> dict[str, Any]:
     """The work of a span: the one that was asked for, or the one that fits."""
     is_known = asked in tuple(Span)
     span = Span(asked) if is_known else look.day.fitting_span()
@@ -144,7 +144,7 @@ def _work(look: Look, asked: str) -> dict[str, Any]:
     }
 
 
-def _never_ran(look: Look, details: Details) -> bool:
+def _never_ran(look: PollResult, details: Details) -> bool:
     return look.status.state is State.NEW and not details.deployed.sub_topologies
 
 

@@ -20,8 +20,8 @@ from statestore.serving.access import Tokens
 from statestore.serving.gate import App, ServingGate
 from statestore.ui import paths
 from statestore.ui.browser import Question
-from statestore.ui.looks import Lookout, applications_of, pipelines_of
 from statestore.ui.pages import Pages
+from statestore.ui.polling import Poller, applications_of, pipelines_of
 from statestore.ui.topics import TopicQuestion
 
 _HEADERS: Final = {
@@ -56,7 +56,7 @@ Endpoint = Callable[[Request], Response]
 class Site:
     """The routes of the page."""
 
-    def __init__(self, lookout: Lookout, mounted_at: str | None = None) -> None:
+    def __init__(self, lookout: Poller, mounted_at: str | None = None) -> None:
         """`mounted_at`: where Airflow serves the routes below its own address."""
         self._pages = Pages(lookout, mounted_at)
 
@@ -142,11 +142,11 @@ def routes_of(config: Path, mounted_at: str | None = None) -> dict[paths.Path, E
     `mounted_at`: where Airflow serves them below its own address, if it does.
     """
     folder = config.parent
-    lookout = Lookout(applications_of(config, folder), SystemClock(), pipelines_of(config, folder))
+    lookout = Poller(applications_of(config, folder), SystemClock(), pipelines_of(config, folder))
     return Site(lookout, mounted_at).routes()
 
 
-def application(lookout: Lookout, hosts: frozenset[str] | None) -> App:
+def application(lookout: Poller, hosts: frozenset[str] | None) -> App:
     """Return the page as an application of its own, which answers only under these host names."""
     routes = [Route(path, endpoint) for path, endpoint in Site(lookout).routes().items()]
     # Another site could otherwise point its own name at this machine and read the page.

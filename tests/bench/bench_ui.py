@@ -19,7 +19,7 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.runtime import Runtime, SystemClock
 from statestore.tasks.history import WorkHistory
 from statestore.tasks.plan import Standing, TaskReport
-from statestore.ui.looks import Lookout, applications_of, details_of, look_at
+from statestore.ui.polling import Poller, applications_of, details_of, look_at
 from statestore.ui.site import application
 from tests.bench.harness import Bench, scratch
 from tests.builders import ManualClock
@@ -72,7 +72,7 @@ def main(stores: int, applications: int, repeats: int) -> None:
         with Runtime({"application.id": "large", "state.dir": str(folder / "state")}) as runtime:
             bench.add("look, for the overview", "ms", [timed(lambda: look_at(runtime))])
             bench.add("look, with all details", "ms", [timed(lambda: details_of(runtime))])
-        lookout = Lookout(applications_of(config, folder), SystemClock())
+        lookout = Poller(applications_of(config, folder), SystemClock())
         client = TestClient(application(lookout, frozenset({"testserver"})))
         for what, path in (
             (f"overview of {applications} applications", "/"),

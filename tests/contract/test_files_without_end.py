@@ -21,7 +21,7 @@ from statestore.layout.commit_feeds import FeedReader, FeedWriter
 from statestore.layout.owners import Owner
 from statestore.tasks.history import NAME, WorkHistory
 from statestore.tasks.plan import Standing, TaskReport
-from statestore.ui.looks import details_of, look_at
+from statestore.ui.polling import details_of, look_at
 from tests.builders import DEADLINE_S, ManualClock
 from tests.contract.export_rig import ExportRig
 from tests.contract.task_rig import APPLICATION

@@ -139,10 +139,10 @@ def test_whatever_moment_a_reader_meets_both_stores_are_of_one_commit(tmp_path: 
                         replica.source(store).table("data").get_many_at_once(keys)
                         for store in ("left", "right")
                     ]
-                    stand = replica.stand("left")
-                seen.add(stand.commit_number)
+                    reached = replica.store_position("left")
+                seen.add(reached.commit_number)
                 if found[0] != found[1] or len(set(found[0])) > 1:
-                    wrong.append((stand, found))
+                    wrong.append((reached, found))
 
         readers = [threading.Thread(target=read) for _ in range(3)]
         for number in range(30):

@@ -16,10 +16,10 @@ from starlette.testclient import TestClient
 
 import statestore as ss
 from statestore import serdes
+from statestore.layout.activities import Activities, ActivityNote, Unit
 from statestore.layout.audits import AuditRecord, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
-from statestore.layout.works import Unit, WorkNote, Works
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Record
 from statestore.operations.running.run import RunRequest
@@ -29,7 +29,7 @@ from statestore.runtime import Runtime, SystemClock
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.graph import Topology
 from statestore.ui import pages
-from statestore.ui.looks import Lookout, applications_of
+from statestore.ui.polling import Poller, applications_of
 from statestore.ui.site import application, routes_of
 from tests.builders import DEADLINE_S, ManualClock, eventually
 from tests.contract import own_serdes
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(folder: Path) -> Iterator[TestClient]:
-    lookout = Lookout(applications_of(folder / "statestore.toml", folder), SystemClock())
+    lookout = Poller(applications_of(folder / "statestore.toml", folder), SystemClock())
     with TestClient(application(lookout, frozenset({"testserver"}))) as client:
         yield client
     lookout.close()
@@ -172,7 +172,7 @@ def run(runtime: Runtime, broker: MemoryBroker, **counts: int) -> None:
 def edges_of(state_dir: Path) -> dict[str, str]:
     """The edges of the graph, and the figures that they have."""
     known = {"application.id": "a", "state.dir": str(state_dir)}
-    lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
+    lookout = Poller(lambda: {"a": lambda: Runtime(known)}, SystemClock())
     try:
         text = shown(TestClient(application(lookout, frozenset({"testserver"}))), "/applications/a")
     finally:
@@ -256,7 +256,7 @@ def test_what_is_very_large_is_shown_in_part(tmp_path: Path) -> None:
         names.put("large" + "k" * 5000, {"x": "v" * 20_000_000})
         names.commit()
     known = {"application.id": "a", "state.dir": str(tmp_path)}
-    lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
+    lookout = Poller(lambda: {"a": lambda: Runtime(known)}, SystemClock())
     client = TestClient(application(lookout, frozenset({"testserver"})))
     for raw in ("", "1"):
         answer = client.get("/applications/a/stores/names", params={"prefix": "large", "raw": raw})
@@ -327,7 +327,7 @@ def test_a_file_of_applications_that_broke_is_told_and_mended_is_used(tmp_path: 
     config = tmp_path / "statestore.toml"
     config.write_text("[applications.a")
     clock = ManualClock()
-    lookout = Lookout(applications_of(config, tmp_path), clock)
+    lookout = Poller(applications_of(config, tmp_path), clock)
     client = TestClient(application(lookout, frozenset({"testserver"})))
     answer = client.get("/")
     assert (answer.status_code, str(config) in answer.text) == (503, True)
@@ -349,7 +349,7 @@ def test_a_look_that_fails_shows_why_and_is_tried_again(tmp_path: Path) -> None:
         return Runtime({"application.id": "a", "state.dir": str(tmp_path)})
 
     clock = ManualClock()
-    lookout = Lookout(lambda: {"a": opened}, clock)
+    lookout = Poller(lambda: {"a": opened}, clock)
     client = TestClient(application(lookout, frozenset({"testserver"})))
     eventually(lambda: "Input/output error" in client.get("/applications/a").text, "the reason")
     clock.advance(60_000)
@@ -367,9 +367,9 @@ def stocked(state_dir: Path) -> str:
     return "/applications/own/stores/stock"
 
 
-def serving_of(state_dir: Path, pipeline: str | None) -> tuple[Lookout, TestClient]:
+def serving_of(state_dir: Path, pipeline: str | None) -> tuple[Poller, TestClient]:
     known = {"application.id": "own", "state.dir": str(state_dir)}
-    lookout = Lookout(lambda: {"own": lambda: Runtime(known)}, SystemClock(), lambda _: pipeline)
+    lookout = Poller(lambda: {"own": lambda: Runtime(known)}, SystemClock(), lambda _: pipeline)
     return lookout, TestClient(application(lookout, frozenset({"testserver"})))
 
 
@@ -476,7 +476,7 @@ def test_a_thousand_stores_and_tasks_come_in_part(tmp_path: Path) -> None:
         layout.create(layout.task_dir(TaskId(0, number)))
     layout.topology_file.write_text(json.dumps(builder.build().deployed()))
     known = {"application.id": "a", "state.dir": str(tmp_path)}
-    lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
+    lookout = Poller(lambda: {"a": lambda: Runtime(known)}, SystemClock())
     client = TestClient(application(lookout, frozenset({"testserver"})))
     eventually(lambda: "and 800 more" in client.get("/applications/a").text, "the stores")
     text = client.get("/applications/a").text
@@ -505,17 +505,17 @@ def test_a_planned_relocation_is_told_move_by_move_and_how_to_approve_it(tmp_pat
 
 def test_works_under_way_have_a_bar_and_dead_ones_have_none(tmp_path: Path) -> None:
     layout = filled(tmp_path, "a")
-    works = Works(layout.application_dir, ManualClock(SystemClock().now_ms() - 10_000))
-    lookout = Lookout(
+    activities = Activities(layout.application_dir, ManualClock(SystemClock().now_ms() - 10_000))
+    lookout = Poller(
         lambda: {"a": lambda: Runtime({"application.id": "a", "state.dir": str(tmp_path)})},
         SystemClock(),
     )
     client = TestClient(application(lookout, frozenset({"testserver"})))
     gone = Owner.of_this_process(0, SystemClock().now_ms() - 5000)
     gone = msgspec.structs.replace(gone, started_ticks=-1, host=gone.host)
-    with works.underway(HOSTILE, Unit.BYTES) as told:
+    with activities.underway(HOSTILE, Unit.BYTES) as told:
         told.expect(4_000_000)
-        note = WorkNote("export", Unit.BYTES, gone, gone.since_ms, 5, 10, "0_1")
+        note = ActivityNote("export", Unit.BYTES, gone, gone.since_ms, 5, 10, "0_1")
         (layout.application_dir / "works" / "dead.json").write_bytes(msgspec.json.encode(note))
         text = shown(client, "/applications/a")
     assert text.count("<progress") == 1
@@ -530,7 +530,7 @@ def test_details_are_looked_for_again_however_often_the_overview_is(tmp_path: Pa
     layout = filled(tmp_path, "a")
     clock = ManualClock(SystemClock().now_ms())
     known = {"application.id": "a", "state.dir": str(tmp_path)}
-    lookout = Lookout(lambda: {"a": lambda: Runtime(known, clock=clock)}, clock)
+    lookout = Poller(lambda: {"a": lambda: Runtime(known, clock=clock)}, clock)
 
     def is_seen() -> bool:
         last = lookout.seen(["a"], details=True)["a"]
@@ -566,7 +566,7 @@ def test_a_page_opened_after_an_hour_shows_what_is_now(
     monkeypatch.setattr(pages, "_FIRST_WAIT_S", DEADLINE_S)  # a look may take long here
     clock = ManualClock(SystemClock().now_ms())
     known = {"application.id": "a", "state.dir": str(tmp_path)}
-    lookout = Lookout(lambda: {"a": lambda: Runtime(known, clock=clock)}, clock)
+    lookout = Poller(lambda: {"a": lambda: Runtime(known, clock=clock)}, clock)
     client = TestClient(application(lookout, frozenset({"testserver"})))
     eventually(lambda: "has not run yet" in client.get(PATH).text, "a look")
     filled(tmp_path, "a")
@@ -587,7 +587,7 @@ def test_an_old_look_says_how_old_it_is_while_there_is_no_new_one(tmp_path: Path
             held.wait(DEADLINE_S)
         return Runtime(known, clock=clock)
 
-    lookout = Lookout(lambda: {"a": opening}, clock)
+    lookout = Poller(lambda: {"a": opening}, clock)
     client = TestClient(application(lookout, frozenset({"testserver"})))
     eventually(lambda: "Stream tasks" in client.get(PATH).text, "a look")
     assert "ago: looking again" not in client.get(PATH).text

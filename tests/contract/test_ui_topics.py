@@ -20,7 +20,7 @@ from statestore.runtime import Runtime, SystemClock
 from statestore.tasks.dead_letters import error_headers
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.graph import Topology
-from statestore.ui.looks import Lookout
+from statestore.ui.polling import Poller
 from statestore.ui.site import application
 from tests.ui_rig import HOSTILE
 
@@ -48,7 +48,7 @@ def broker(tmp_path: Path) -> MemoryBroker:
     return made
 
 
-def site(tmp_path: Path, broker: MemoryBroker, name: str | None, **more: str) -> Lookout:
+def site(tmp_path: Path, broker: MemoryBroker, name: str | None, **more: str) -> Poller:
     """The page of one application; `name`: the pipeline that it may import."""
     settings = {
         "application.id": "a",
@@ -58,7 +58,7 @@ def site(tmp_path: Path, broker: MemoryBroker, name: str | None, **more: str) ->
         **more,
     }
     opened = {"a": lambda: Runtime(settings, brokers=broker.clients)}
-    return Lookout(lambda: opened, SystemClock(), lambda _: name)
+    return Poller(lambda: opened, SystemClock(), lambda _: name)
 
 
 @pytest.fixture

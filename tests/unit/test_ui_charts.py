@@ -11,7 +11,7 @@ from statestore.runtime import Runtime
 from statestore.tasks.history import WorkSample
 from statestore.ui.charts import sparkline
 from statestore.ui.drawn import charts_json, graph_of, told_of
-from statestore.ui.looks import look_at
+from statestore.ui.polling import look_at
 from statestore.ui.timeline import Span, day_of
 
 HOSTILE = '"><script>alert(1)</script>&'

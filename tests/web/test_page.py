@@ -12,7 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 
-from statestore.layout.works import Unit, Works
+from statestore.layout.activities import Activities, Unit
 from statestore.runtime import SystemClock
 from tests.builders import DEADLINE_S
 from tests.contract.test_ui_command import ui
@@ -50,13 +50,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             f'[applications.{name}]\nstate_dir = "state"\n' for name in ("orders", "shop", "fresh")
         )
     )
-    works = Works(folder / "state" / "orders", SystemClock())
-    with works.underway("export", Unit.BYTES) as told, ui(folder) as (found, _):
+    activities = Activities(folder / "state" / "orders", SystemClock())
+    with activities.underway("export", Unit.BYTES) as told, ui(folder) as (found, _):
         told.expect(4_200_000_000)
 
         def moved_on() -> bool:
             told.done(300_000_000)
-            return works.seen()[0].note.done > 0
+            return activities.seen()[0].note.done > 0
 
         eventually(moved_on)
         yield found

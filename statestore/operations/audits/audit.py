@@ -251,10 +251,10 @@ class StoreAudit:
     ) -> None:
         self._placing += len(keys)
         task = subject.stream_task
-        for name, homes in hashes.items():
-            found = homes(keys, subject.partitions)
+        for name, partitioner in hashes.items():
+            found = partitioner(keys, subject.partitions)
             wrong = [
-                key for key, home in zip(keys, found, strict=True) if home != subject.partition
+                key for key, placed in zip(keys, found, strict=True) if placed != subject.partition
             ]
             self._misplaced.setdefault(name, Counter())[task] += len(wrong)
             some = self._misplaced_keys.setdefault((name, task), [])
@@ -336,8 +336,8 @@ def _elsewhere(placement: str | None) -> str:
 def unreadable(subject: Subject, error: Exception) -> AuditFailure:
     """Return the failure of unreadable files; its message has their paths in the state dir."""
     why = str(error)
-    if subject.home and subject.path:
-        why = why.replace(subject.path, subject.home)
+    if subject.shown_path and subject.path:
+        why = why.replace(subject.path, subject.shown_path)
     return AuditFailure(AuditCheck.READABLE, subject.store, subject.stream_task, 1, [], why)
 
 

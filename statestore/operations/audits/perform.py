@@ -6,8 +6,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from statestore.errors import TaskCorrupted
+from statestore.layout.activities import Progress, Unit
 from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Audits
-from statestore.layout.works import Progress, Unit
+from statestore.operations.activities import activities_in
 from statestore.operations.audits.audit import StoreAudit, places_of, verdict_of
 from statestore.operations.audits.checks import AuditCheck, Fault
 from statestore.operations.audits.derived import derived_faults
@@ -24,7 +25,6 @@ from statestore.operations.audits.rows import (
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
 from statestore.operations.looking.at_rest import existing_application
-from statestore.operations.works import works_in
 
 
 def audit(
@@ -41,10 +41,10 @@ def audit(
     Unavailable if brokers or the owner of a stream task do not answer.
     """
     time_ms = environment.clock.now_ms()
-    works = works_in(environment)
+    activities = activities_in(environment)
     with (
         planned_audit(environment, stores, export=export) as plan,
-        works.underway("audit", Unit.OFFSETS, progress) as told,
+        activities.underway("audit", Unit.OFFSETS, progress) as told,
     ):
         examined = []
         told.expect(sum(subject.log_end for subject in plan.subjects))

@@ -55,7 +55,7 @@ class AuditedFiles(NamedTuple):
     bound_ms: int
     is_whole: bool = True
     interval_ms: int | None = None
-    home: str = ""
+    shown_path: str = ""
     is_missing: bool = False
     now_ms: int | None = None
     offsets: StoreOffsets | None = None
@@ -81,7 +81,7 @@ class FoundStores(NamedTuple):
         offset_next: int,
         *,
         path: str = "",
-        home: str = "",
+        shown_path: str = "",
         offsets: StoreOffsets | None = None,
     ) -> None:
         """Note the files of a store of that kind; a failure if they are of another one."""
@@ -99,7 +99,7 @@ class FoundStores(NamedTuple):
                 facts.bound_ms,
                 facts.is_whole,
                 facts.interval_ms,
-                home,
+                shown_path,
                 now_ms=facts.now_ms,
                 offsets=offsets,
             )
@@ -304,9 +304,9 @@ def _look(
         if offset_next is None and facts.occupied and store in deployed.stores:
             found.fail(AuditCheck.READABLE, store, task, f"it has rows but no offset of {log}")
             continue
-        home = str(layout.store_dir(task, store))
+        shown_path = str(layout.store_dir(task, store))
         kind = kind or facts.kind or keyvalue.KIND
-        found.add(store, task, kind, facts, offset_next or 0, path=str(path), home=home)
+        found.add(store, task, kind, facts, offset_next or 0, path=str(path), shown_path=shown_path)
 
 
 def _look_at_commits(
@@ -446,7 +446,7 @@ def _subjects(
                 value_serde=None if known is None else known.value_serde,
                 is_source=known is not None and known.source_topic is not None,
                 is_missing=files.is_missing,
-                home=files.home,
+                shown_path=files.shown_path,
                 export=export,
                 placed_apart=known is not None and known.placed_apart is True,
                 writers={} if known is None else _writers(known),

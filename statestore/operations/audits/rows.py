@@ -16,8 +16,8 @@ import msgspec
 
 from statestore import serdes
 from statestore.errors import Misuse, TaskCorrupted
+from statestore.layout.activities import NoProgress, Progress
 from statestore.layout.snapshots import StoreOffsets
-from statestore.layout.works import NoProgress, Progress
 from statestore.model.batch import in_lots
 from statestore.model.ids import TopicPartition
 from statestore.model.records import SESSION_BYTES, WINDOW_BYTES
@@ -43,7 +43,8 @@ class Subject(msgspec.Struct, frozen=True):
     versions that end at this time or before it have expired. `is_whole`: as in
     `AuditFacts`. `is_source`: the log is the table's source topic, which also
     has records that are not in the table. `is_missing`: the store was deployed but has no files,
-    so its side has no rows. `home`: the folder of its files, for messages, if `path` is another.
+    so its side has no rows. `shown_path`: the folder of its files, for messages, if `path` is
+    another.
     `writers`: the names of the serdes that wrote its values, by generation, if they were recorded.
     `retention_ms`: the shortest that its history was deployed with; None: that is not known.
     `any_start`, `expires` and `interval_ms`: as in `derived_faults`. `timed`: its rows have the
@@ -67,7 +68,7 @@ class Subject(msgspec.Struct, frozen=True):
     value_serde: str | None = None
     is_source: bool = False
     is_missing: bool = False
-    home: str = ""
+    shown_path: str = ""
     export: str | None = None
     placed_apart: bool = False
     writers: dict[int, str] = {}

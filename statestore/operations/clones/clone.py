@@ -23,10 +23,11 @@ import msgspec
 
 from statestore.errors import Misuse, TaskCorrupted, Unavailable
 from statestore.faults import CrashPoint, reach
+from statestore.layout.activities import Progress, Unit
 from statestore.layout.files import remove, sync_folder
-from statestore.layout.works import Progress, Unit
 from statestore.model import time_marks
 from statestore.model.ids import Position, TaskId, TopicPartition
+from statestore.operations.activities import activities_in
 from statestore.operations.clone_record import (
     CloneRecord,
     own_topics,
@@ -44,7 +45,6 @@ from statestore.operations.exports.catalog import LATEST, Exports
 from statestore.operations.exports.manifest import ExportManifest, LogCut, StoreOfTask
 from statestore.operations.start.matching import OwnTopics, with_matches
 from statestore.operations.start.topics import ANY_TIME, dead_letter_topics, internal_topics
-from statestore.operations.works import works_in
 from statestore.ports import Bounds, Changelog, Engine, Outbox, Records, TopicSpec
 from statestore.stores import offsets
 from statestore.stores.kinds.kind import StoreKind
@@ -163,8 +163,8 @@ class Clone:
             copied = self._copy(cut, topics, counts)
             reach(CrashPoint.CLONE_COPIED)
             stores = list(self._manifest.stores())
-            works = works_in(self._environment)
-            with works.underway("clone", Unit.BYTES, self._progress) as told:
+            activities = activities_in(self._environment)
+            with activities.underway("clone", Unit.BYTES, self._progress) as told:
                 told.expect(sum(at.store.size_bytes for at in stores))
                 for at in stores:
                     self._place(at, cut, topics, counts, told)

@@ -30,8 +30,8 @@ from statestore.errors import (
     UnknownStore,
 )
 from statestore.faults import CrashPoint, reach
+from statestore.layout.activities import NoProgress, Progress
 from statestore.layout.snapshots import StoreOffsets
-from statestore.layout.works import NoProgress, Progress
 from statestore.operations.environment import Environment
 from statestore.operations.exports import manifest as manifests
 from statestore.operations.exports.damage import Damage, Suspect

@@ -28,11 +28,12 @@ import msgspec
 from statestore.errors import HostFailure, Misuse, TaskCorrupted, Unavailable
 from statestore.faults import CrashPoint, reach
 from statestore.layout import documents, owners
+from statestore.layout.activities import Progress, Unit
 from statestore.layout.documents import Count, FileName, Sha256, Text
 from statestore.layout.files import publish, read_whole
 from statestore.layout.snapshots import Manifest, StoreOffsets
-from statestore.layout.works import Progress, Unit
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.operations.activities import activities_in
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import SMALL, Exports, sha256_of
@@ -49,7 +50,6 @@ from statestore.operations.exports.manifest import (
 from statestore.operations.looking.at_rest import existing_application
 from statestore.operations.looking.snapshots import Snapshot, Snapshots
 from statestore.operations.relocation.disk import journal_file
-from statestore.operations.works import works_in
 from statestore.topology.graph import Topology
 
 _TASKS_AT_ONCE = 4
@@ -144,7 +144,7 @@ class Export:
         self.layout = existing_application(environment.layout)
         self.exports = Exports.of(environment)
         self._progress = progress
-        self._works = works_in(environment)
+        self._activities = activities_in(environment)
         self._cut = cut
         self._environment = environment
         self._snapshots = Snapshots(environment)
@@ -178,7 +178,7 @@ class Export:
         self.exports.see_upload(folder)
         deployed, contents = self.check(), self.exports.contents()
         with (
-            self._works.underway("export", Unit.BYTES, self._progress) as told,
+            self._activities.underway("export", Unit.BYTES, self._progress) as told,
             ThreadPoolExecutor(_TASKS_AT_ONCE, "export") as pool,
         ):
             return list(

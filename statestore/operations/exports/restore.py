@@ -25,15 +25,15 @@ import msgspec
 
 from statestore.errors import ExportTooOld, HostFailure, Misuse, StateStoreError
 from statestore.faults import CrashPoint, reach
+from statestore.layout.activities import RESTORE, Progress, Unit
 from statestore.layout.files import sync_folder
 from statestore.layout.folders import ExportOrigin, write_export_origin
-from statestore.layout.works import RESTORE, Progress, Unit
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.operations.activities import activities_in
 from statestore.operations.deployed import publish_deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import LATEST, Exports
 from statestore.operations.exports.manifest import ExportManifest, StoreOfTask
-from statestore.operations.works import works_in
 from statestore.ports import Bounds, Cluster
 
 _REPLACED = "replaced"
@@ -113,7 +113,7 @@ class _Step(NamedTuple):
     """
 
     at: StoreOfTask
-    home: TaskId
+    destination: TaskId
     replaces: Path | None
     placed: PlacedStore | None = None
     origin: ExportOrigin | None = None
@@ -166,7 +166,7 @@ class Restore:
         self._ask_log = ask_log
         self._choice = choice or Choice()
         self._progress = progress
-        self._works = works_in(environment)
+        self._activities = activities_in(environment)
         self._settings = environment.settings
         self._layout = environment.layout
         self._databases = environment.databases
@@ -184,7 +184,7 @@ class Restore:
         with self._locked():
             steps = self._steps()
             self._sweep()
-            with self._works.underway(RESTORE, Unit.BYTES, self._progress) as told:
+            with self._activities.underway(RESTORE, Unit.BYTES, self._progress) as told:
                 told.expect(self._report(steps).bytes)
                 for step in steps:
                     self._take(step, told)
@@ -205,12 +205,14 @@ class Restore:
             bounds = self._bounds(at, log)
             if found is not None and not self._choice.replace:
                 continue
-            step = _Step(at, self._home(at), found)
+            step = _Step(at, self._destination(at), found)
             if not self._choice.full:
                 deadline_ms = self._check_age(at, log)
                 offset = at.store.offsets.offsets().get(self._log_of(at))
                 replay = bounds.end - self._check_offset(at, offset, bounds)
-                placed = PlacedStore(at.name, str(step.home), at.store.size_bytes, offset, replay)
+                placed = PlacedStore(
+                    at.name, str(step.destination), at.store.size_bytes, offset, replay
+                )
                 origin = None if deadline_ms is None else ExportOrigin(deadline_ms, bounds.end)
                 step = step._replace(placed=placed, origin=origin)
             steps.append(step)
@@ -230,20 +232,21 @@ class Restore:
             False,
             placed,
             [
-                f"{self._home(at)}/{at.name}"
+                f"{self._destination(at)}/{at.name}"
                 for at in self._manifest.stores()
                 if self._choice.takes(at) and (at.task, at.name) not in taken
             ],
             [str(step.replaces) for step in steps if step.replaces is not None],
-            [f"{step.home}/{step.at.name}" for step in steps if step.placed is None] + left_out,
+            [f"{step.destination}/{step.at.name}" for step in steps if step.placed is None]
+            + left_out,
             sum(one.bytes for one in placed),
             sum(one.replay for one in placed),
         )
 
     def _take(self, step: _Step, told: Progress) -> None:
         layout, name = self._layout, step.at.name
-        making = layout.task_dir(step.home) / f".import-{name}"
-        target = layout.store_dir(step.home, name)
+        making = layout.task_dir(step.destination) / f".import-{name}"
+        target = layout.store_dir(step.destination, name)
         if step.placed is not None:
             try:
                 self._exports.fetch(step.at, making, told)
@@ -276,11 +279,11 @@ class Restore:
 
     def _locked(self) -> AbstractContextManager[None]:
         self._layout.create(self._layout.application_dir)
-        homes = {self._home(at) for at in self._manifest.stores()}
+        destinations = {self._destination(at) for at in self._manifest.stores()}
         wait_ms, locks = self._settings.lock_wait_ms, self._settings.volume_locks
-        return self._layout.alone(*homes, wait_ms=wait_ms, clock=self._clock, locks=locks)
+        return self._layout.alone(*destinations, wait_ms=wait_ms, clock=self._clock, locks=locks)
 
-    def _home(self, at: StoreOfTask) -> TaskId:
+    def _destination(self, at: StoreOfTask) -> TaskId:
         """The task in which the deployed topology looks for the store, if one is deployed."""
         known = read_deployed(self._layout).stores.get(at.name)
         return at.task if known is None else TaskId(known.sub_topology, at.task.partition)

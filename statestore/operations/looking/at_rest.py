@@ -18,7 +18,7 @@ from statestore.layout.global_versions import GlobalVersions
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import DeployedGlobal, DeployedStore, read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.looking.likely_partitions import homes
+from statestore.operations.looking.likely_partitions import likely_partitions
 from statestore.operations.looking.snapshots import Snapshot, Snapshots
 from statestore.ports import Engine
 from statestore.stores import keyvalue, offsets
@@ -157,7 +157,7 @@ class StoresAtRest:
             yield from tasks
             return
         count = self.deployed.partitions(store) or max(task.partition for task in parted) + 1
-        likely = homes(self._environment, self.deployed, store, [key], count)
+        likely = likely_partitions(self._environment, self.deployed, store, [key], count)
         yield from (task for task in parted if task.partition in likely)
         others = [task for task in parted if task.partition not in likely]
         with ThreadPoolExecutor(_AT_ONCE) as threads:

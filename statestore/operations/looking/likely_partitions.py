@@ -11,7 +11,7 @@ from statestore.operations.environment import Environment
 from statestore.serdes import composed
 
 
-def homes(
+def likely_partitions(
     environment: Environment, deployed: Deployed, store: str, keys: Sequence[bytes], count: int
 ) -> list[int]:
     """Return the partition, of `count`, in which the hash of the producers places each key.

@@ -29,10 +29,11 @@ from statestore import metrics
 from statestore.errors import HostFailure, Misuse, TopologyMismatch
 from statestore.faults import CrashPoint, reach
 from statestore.layout import files, owners
+from statestore.layout.activities import Progress, Unit
 from statestore.layout.folders import QUARANTINE_RECORD, Quarantined, StateLayout
 from statestore.layout.open_stores import kept_closed
-from statestore.layout.works import Progress, Unit
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.operations.activities import activities_in
 from statestore.operations.clone_record import as_deployed
 from statestore.operations.deployed import (
     Deployed,
@@ -65,7 +66,6 @@ from statestore.operations.reset import require_no_reset
 from statestore.operations.start.changelogs import check_logs_unchanged, holds_records
 from statestore.operations.start.kept_stores import Kept, KeptStores
 from statestore.operations.start.matching import with_matches
-from statestore.operations.works import works_in
 from statestore.ports import Cluster
 from statestore.tasks import input_checkpoint
 from statestore.tasks.plan import transactional_ids
@@ -393,8 +393,8 @@ class Relocation:
         _raise_owners(layout, journal)
         reach(CrashPoint.RELOCATE_OWNERS_RAISED)
         changed = {layout.application_dir}
-        works = works_in(self._environment)
-        with works.underway("relocation", Unit.STORES, self._progress) as told:
+        activities = activities_in(self._environment)
+        with activities.underway("relocation", Unit.STORES, self._progress) as told:
             told.expect(len(journal.asides) + len(journal.moves))
             for aside in journal.asides:
                 changed |= _put_aside(layout, aside, kept)

@@ -14,14 +14,14 @@ from contextlib import closing
 import msgspec
 
 from statestore.errors import Misuse, UnknownStore
-from statestore.layout.works import Progress, Unit
+from statestore.layout.activities import Progress, Unit
+from statestore.operations.activities import activities_in
 from statestore.operations.audits.rows import facts_of, stored_rows
 from statestore.operations.deployed import publish_deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.looking.at_rest import StoresAtRest, existing_application
 from statestore.operations.running.run import PlannedTask, RunRequest
 from statestore.operations.running.runner import global_stores_of, start_run, stream_tasks
-from statestore.operations.works import works_in
 from statestore.stores.kinds.registry import kind_named
 from statestore.stores.migration import MigratingSerde
 from statestore.topology.graph import Topology
@@ -69,7 +69,7 @@ def migrate(
     migrated: list[MigratedRows] = []
     with (
         start_run(environment, topology, request) as started,
-        works_in(environment).underway("migration", Unit.STORES, progress) as told,
+        activities_in(environment).underway("migration", Unit.STORES, progress) as told,
     ):
         environment, topology = started.environment, started.topology
         seen: set[str] = set()

@@ -15,13 +15,13 @@ import msgspec
 
 from statestore.errors import Misuse, UnknownStore
 from statestore.faults import CrashPoint, reach
-from statestore.layout.works import Progress, Unit
+from statestore.layout.activities import Progress, Unit
 from statestore.model.ids import TaskId
+from statestore.operations.activities import activities_in
 from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.looking.at_rest import existing_application
 from statestore.operations.start.topics import compaction_lag_ms
-from statestore.operations.works import works_in
 from statestore.stores import keyvalue
 from statestore.stores.versioned import layout as versioned_layout
 from statestore.topology.logs import log_of
@@ -114,7 +114,9 @@ class Upgrade:
                     "be lost; is this the application's cluster?"
                 )
             reach(CrashPoint.UPGRADE_LAG_RAISED)
-            with works_in(self._environment).underway("upgrade", Unit.STORES, progress) as told:
+            with activities_in(self._environment).underway(
+                "upgrade", Unit.STORES, progress
+            ) as told:
                 told.expect(len(planned.set_aside))
                 for task_id in map(TaskId.parse, planned.set_aside):
                     path = layout.store_dir(task_id, self._store)

@@ -1,1 +1,1 @@
-"""What an operator is told of an application: lag, audits, records left out, long works."""
+"""What an operator is told of an application: lag, audits, records left out, long activities."""

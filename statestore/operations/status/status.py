@@ -18,12 +18,18 @@ import msgspec
 
 from statestore.errors import StateStoreError
 from statestore.layout import owners
+from statestore.layout.activities import ActivityNote
 from statestore.layout.audits import LIVE, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.global_versions import GlobalVersion, GlobalVersions
 from statestore.layout.owners import Owner
-from statestore.layout.works import WorkNote
 from statestore.model.ids import TaskId
+from statestore.operations.activities import (
+    ActivityStatus,
+    activities_in,
+    activities_of,
+    restores_of,
+)
 from statestore.operations.deployed import Deployed, describe_deployment, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports
@@ -41,7 +47,6 @@ from statestore.operations.status.lags import (
     worst_of,
 )
 from statestore.operations.status.left_out import LeftOutStatus, last_run, of_all_runs, of_last_run
-from statestore.operations.works import WorkStatus, restores_of, works_in, works_of
 from statestore.tasks.progress import TaskProgress, read_progress
 
 T = TypeVar("T")
@@ -156,7 +161,7 @@ class Status(msgspec.Struct, frozen=True):
     last_start_age_seconds: float | None = None
     """Since a process last claimed the application, to run it or to move its state."""
     global_tables: list[GlobalTableStatus] = []
-    works: list[WorkStatus] = []
+    works: list[ActivityStatus] = []
     """What takes long and goes on now, or ended without a word."""
     last_run: LeftOutStatus | None = None
     """What the run that goes on or was last has counted; None: no run has counted yet."""
@@ -209,7 +214,7 @@ class StatusReader:
         self._settings = settings
         self._layout = environment.layout
         self._clock = environment.clock
-        self._works = works_in(environment)
+        self._activities = activities_in(environment)
         self._client = environment.monitoring_client if settings.bootstrap_servers else None
         self._wanted = wanted if pipeline is None else self._deployed(pipeline)
         self._exports = self._exports_of(environment) if settings.export_target else None
@@ -230,7 +235,7 @@ class StatusReader:
         progress = {task: read_progress(layout.task_dir(task)) for task in names}
         sums = {task: progress[task].sums.settled(facts.tally(task)) for task in names}
         run = problems.told(lambda: last_run(layout), "")
-        seen = self._works.seen()
+        seen = self._activities.seen()
         restores = restores_of(seen)
         tasks = []
         for task in names:
@@ -270,7 +275,7 @@ class StatusReader:
             held=totals_of(task.held for task in counted),
             last_start_age_seconds=None if owner is None else _age_s(owner.since_ms, now_ms),
             global_tables=self._global_tables(shape, facts, now_ms, problems),
-            works=works_of(seen, layout, _running(tasks, progress), now_ms),
+            works=activities_of(seen, layout, _running(tasks, progress), now_ms),
             last_run=of_last_run(sums, run),
             all_runs=of_all_runs(sums),
         )
@@ -382,7 +387,7 @@ def state_of(owner: Owner | None, progress: TaskProgress, now_ms: int) -> State:
     return state
 
 
-def _restoring(task: TaskStatus, note: WorkNote | None) -> TaskStatus:
+def _restoring(task: TaskStatus, note: ActivityNote | None) -> TaskStatus:
     """What the restore of a stream task itself tells is newer than what its files do."""
     if note is None:
         return task

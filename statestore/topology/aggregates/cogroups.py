@@ -26,7 +26,7 @@ from statestore.topology.windows.fold import Windowing
 _KIND: Final = "COGROUPKSTREAM-AGGREGATE"
 
 
-class _Told(NamedTuple):
+class _CogroupInput(NamedTuple):
     """A value, and the place of its stream among those of the cogroup."""
 
     stream: int
@@ -77,7 +77,7 @@ class Cogroup:
         )
         folds = [function for _, function in self.parts]
 
-        def fold(key: Any, one: _Told, aggregate: Any) -> Any:
+        def fold(key: Any, one: _CogroupInput, aggregate: Any) -> Any:
             return folds[one.stream](key, one.value, aggregate)
 
         grouping = Grouping(flows[0].same(merged), None, windows=self.windows)
@@ -114,7 +114,7 @@ def _telling_of(stream: int, *, nulls: bool) -> Callable[[str], Build]:
         def build(_context: NodeContext, forward: Forward) -> Push:
             def push(batch: Batch) -> None:
                 told = [
-                    None if value is None and not nulls else _Told(stream, value)
+                    None if value is None and not nulls else _CogroupInput(stream, value)
                     for value in decoded(node, batch, "value")
                 ]
                 forward(batch.with_columns(values=Column(objects=told)), None)

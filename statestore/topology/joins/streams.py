@@ -169,9 +169,9 @@ class _Half:
         before_ms, number = self._clock()
         if before_ms is not None and now_ms <= before_ms:
             return
-        while vain := self._in_vain(now_ms):
-            results = [result for _, result in self._alone(vain, [0] * len(vain))]
-            self._give_up(vain, now_ms)
+        while expired := self._unmatched(now_ms):
+            results = [result for _, result in self._alone(expired, [0] * len(expired))]
+            self._give_up(expired, now_ms)
             self._hand_on(no_records(), [], results)
         self._shared.put_all({_CLOCK: _NOW_AND_NEXT.pack(now_ms + BIAS, number)}, [now_ms])
         for sweeper in self._sweepers:
@@ -194,19 +194,19 @@ class _Half:
         now = np.maximum.accumulate(seen)
         if before_ms is not None:
             np.maximum(now, before_ms, out=now)
-        vain = self._in_vain(int(now[-1]))
-        if len(vain) == _GIVEN_UP_AT_ONCE:
-            place = int(np.searchsorted(now, vain[-1].closes_ms, side="right"))
+        expired = self._unmatched(int(now[-1]))
+        if len(expired) == _GIVEN_UP_AT_ONCE:
+            place = int(np.searchsorted(now, expired[-1].closes_ms, side="right"))
             if not place:
-                results = self._alone(vain, [0] * len(vain))
-                self._give_up(vain, int(now[0]))
+                results = self._alone(expired, [0] * len(expired))
+                self._give_up(expired, int(now[0]))
                 self._hand_on(batch, [], [result for _, result in results])
                 return 0
             batch, times, now = batch.slice(0, place), times[:place], now[:place]
-            vain = [one for one in vain if one.closes_ms < now[-1]]
+            expired = [one for one in expired if one.closes_ms < now[-1]]
         with processing(self._node, batch):
-            matched, in_vain = self._join_all(batch, times, now, vain, number)
-        self._hand_on(batch, matched, in_vain)
+            matched, unmatched = self._join_all(batch, times, now, expired, number)
+        self._hand_on(batch, matched, unmatched)
         return len(batch)
 
     def _join_all(
@@ -214,7 +214,7 @@ class _Half:
         batch: Batch,
         times: NDArray[np.int64],
         now: NDArray[np.int64],
-        vain: list[Unmatched],
+        expired: list[Unmatched],
         number: int,
     ) -> tuple[list[Match], list[Match]]:
         """Keep and look up all; return the results of matches, and those of what had none."""
@@ -225,16 +225,18 @@ class _Half:
         decoded(node, batch, "value")
         live, alone = self._admitted(batch, keys, values, times, now)
         found = self._look_up(batch, keys, live)
-        places = np.searchsorted(now, [one.closes_ms for one in vain], side="right").tolist()
+        places = np.searchsorted(now, [one.closes_ms for one in expired], side="right").tolist()
         ends = {
             one.row: place
-            for one, place in zip(vain, places, strict=True)
+            for one, place in zip(expired, places, strict=True)
             if one.letter == theirs.letter
         }
         oldest = (now - self._join.windows.kept_ms).tolist()
         results, met, unmatched = self._matches(batch, keys, live, found, ends, oldest)
-        left = [i for i, one in enumerate(vain) if one.letter != theirs.letter or one.row in ends]
-        in_vain = self._alone([vain[i] for i in left], [places[i] for i in left])
+        left = [
+            i for i, one in enumerate(expired) if one.letter != theirs.letter or one.row in ends
+        ]
+        given_up = self._alone([expired[i] for i in left], [places[i] for i in left])
         rows = self._rows(keys, times, live, number)
         waiting: list[int] = []
         if mine.waits and unmatched:
@@ -254,11 +256,11 @@ class _Half:
                     alone.append(i)
                     continue
                 one = Unmatched(until, listed_as(mine.letter, row), row)
-                in_vain.append((one, Match(place, mine.letter, keys[i], values[i], time_of(row))))
-            in_vain.sort()
+                given_up.append((one, Match(place, mine.letter, keys[i], values[i], time_of(row))))
+            given_up.sort()
         writes = {rows[i]: values[i] for i in rows}
         self._table.put_all(writes, [batch.timestamps[i] for i in rows])
-        self._give_up([vain[i] for i in left], int(now[-1]))
+        self._give_up([expired[i] for i in left], int(now[-1]))
         listed = {listed_as(mine.letter, rows[i]): b"" for i in waiting}
         self._shared.put_all(listed, [batch.timestamps[i] for i in waiting])
         self._count_waiting(len(listed) - self._unlist(met, int(now[-1])))
@@ -269,7 +271,7 @@ class _Half:
             results.sort(key=attrgetter("place"))
         for side in self._sides.values():
             self._given_up_ms[side.letter] = int(now[-1]) - side.ahead_ms - self._grace_ms
-        return results, [result for _, result in in_vain]
+        return results, [result for _, result in given_up]
 
     # What is looked up.
 
@@ -386,7 +388,7 @@ class _Half:
                 unmatched.append(i)
         return results, met, unmatched
 
-    def _in_vain(self, now_ms: int) -> list[Unmatched]:
+    def _unmatched(self, now_ms: int) -> list[Unmatched]:
         """Return those that wait and whose windows are closed at a time, at most so many."""
         found: list[Unmatched] = []
         for side in self._sides.values():
@@ -406,15 +408,15 @@ class _Half:
         found.sort()
         return found[:_GIVEN_UP_AT_ONCE]
 
-    def _alone(self, vain: list[Unmatched], places: list[int]) -> list[tuple[Unmatched, Match]]:
+    def _alone(self, expired: list[Unmatched], places: list[int]) -> list[tuple[Unmatched, Match]]:
         """Return the results of records of the stores that waited in vain, with what they are."""
         made = []
         values: dict[bytes, bytes | None] = {}
-        for letter in {one.letter for one in vain}:
-            rows = [one.row for one in vain if one.letter == letter]
+        for letter in {one.letter for one in expired}:
+            rows = [one.row for one in expired if one.letter == letter]
             table = self._table if letter == self._mine.letter else self._others
             values |= {letter + row: v for row, v in zip(rows, table.get_many(rows), strict=True)}
-        for one, place in zip(vain, places, strict=True):
+        for one, place in zip(expired, places, strict=True):
             raw = values[one.letter + one.row]
             made.append((one, Match(place, one.letter, one.row[:-16], raw, time_of(one.row))))
         return made
@@ -436,18 +438,18 @@ class _Half:
         rows = map(add, map(keys.__getitem__, live), ends)
         return dict(zip(live, rows, strict=True))
 
-    def _give_up(self, vain: list[Unmatched], now_ms: int) -> None:
+    def _give_up(self, expired: list[Unmatched], now_ms: int) -> None:
         """Delete records that waited in vain."""
-        if not vain:
+        if not expired:
             return
-        self._shared.put_all(dict.fromkeys(one.listed for one in vain), [now_ms] * len(vain))
+        self._shared.put_all(dict.fromkeys(one.listed for one in expired), [now_ms] * len(expired))
         for letter, table in (
             (self._mine.letter, self._table),
             (self._theirs.letter, self._others),
         ):
-            gone = dict.fromkeys(one.row for one in vain if one.letter == letter)
+            gone = dict.fromkeys(one.row for one in expired if one.letter == letter)
             table.put_all(gone, [now_ms] * len(gone))
-        self._count_waiting(-len(vain))
+        self._count_waiting(-len(expired))
 
     def _unlist(self, met: set[bytes], now_ms: int) -> int:
         """Let records that matched wait no longer; return how many of them did."""
@@ -467,14 +469,14 @@ class _Half:
 
     # What comes out.
 
-    def _hand_on(self, batch: Batch, matched: list[Match], in_vain: list[Match]) -> None:
+    def _hand_on(self, batch: Batch, matched: list[Match], unmatched: list[Match]) -> None:
         """Hand on results in the order of the records with which they come.
 
         Those of records that waited are judged by themselves, which is only possible apart from
         others (SEMANTICS E8a). So all go together until one has failed.
         """
         # Sorting keeps their order; what waited comes before the record that made it due.
-        results = sorted([*in_vain, *matched], key=attrgetter("place")) if in_vain else matched
+        results = sorted([*unmatched, *matched], key=attrgetter("place")) if unmatched else matched
         if not results:
             return
         runs = [(letter, list(run)) for letter, run in groupby(results, attrgetter("letter"))]

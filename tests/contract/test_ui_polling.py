@@ -19,7 +19,7 @@ from statestore.ports import TopicSpec
 from statestore.runtime import Runtime, SystemClock
 from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.nodes import TopicName
-from statestore.ui.looks import Lookout
+from statestore.ui.polling import Poller
 from statestore.ui.site import application
 from tests.builders import DEADLINE_S, ManualClock, eventually
 from tests.contract.test_ui_pages import PATH, cells, shown
@@ -36,7 +36,7 @@ def test_rows_that_all_stream_tasks_share_are_listed_and_shown(tmp_path: Path) -
     rated = b.stream("in").join(rates, lambda _one, rate: rate, key=lambda key, _value: key)
     rated.left_join(tariffs, lambda rate, _row: rate, key=lambda key, _value: key).to("out")
     known = {"application.id": "a", "state.dir": str(tmp_path / "state")}
-    lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
+    lookout = Poller(lambda: {"a": lambda: Runtime(known)}, SystemClock())
     page = TestClient(application(lookout, frozenset({"testserver"})))
     try:
         settings = {**known, "bootstrap.servers": "memory:9092"}
@@ -76,7 +76,7 @@ def test_a_key_is_found_in_whichever_of_many_stream_tasks_it_lies(tmp_path: Path
     publish_deployed(
         layout, describe_deployment(b.build(), ProcessingGuarantee.EXACTLY_ONCE, counts)
     )
-    lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, SystemClock())
+    lookout = Poller(lambda: {"a": lambda: Runtime(known)}, SystemClock())
     page = TestClient(application(lookout, frozenset({"testserver"})))
     for partition in (0, count - 1):
         one = page.get(f"{PATH}/stores/names?key=only-{partition}").text
@@ -97,7 +97,7 @@ def test_a_look_is_as_old_as_its_beginning_and_the_next_one_waits_for_its_end(
         assert held.wait(DEADLINE_S)
         return Runtime(known, clock=clock)
 
-    lookout = Lookout(lambda: {"a": opening}, clock)
+    lookout = Poller(lambda: {"a": opening}, clock)
     lookout.seen(["a"])
     eventually(lambda: opened == [1_000_000], "a look is under way")
     clock.advance(60_000)
@@ -125,7 +125,7 @@ def test_a_defect_behind_a_look_is_logged_once_and_told(
 
     clock = ManualClock()
     known = {"application.id": "a", "state.dir": str(tmp_path)}
-    lookout = Lookout(lambda: {"a": lambda: Runtime(known)}, clock, broken)
+    lookout = Poller(lambda: {"a": lambda: Runtime(known)}, clock, broken)
     try:
         for count in (1, 2, 3):
 

@@ -1,7 +1,7 @@
-"""The long works of an application that go on, and those that ended without a word.
+"""The long activities of an application that go on, and those that ended without a word.
 
 Restores, exports, audits, relocations, clones, migrations and upgrades tell of themselves
-(layout/works.py). The catch-up of a run is added up from what its stream tasks report.
+(layout/activities.py). The catch-up of a run is added up from what its stream tasks report.
 """
 
 from collections.abc import Iterable
@@ -11,20 +11,20 @@ from typing import Final
 import msgspec
 
 from statestore.errors import StateStoreError
-from statestore.layout.folders import StateLayout
-from statestore.layout.owners import read_owner
-from statestore.layout.works import (
+from statestore.layout.activities import (
     RESTORE,
     SILENT_MS,
-    SeenWork,
+    Activities,
+    ActivityNote,
+    ActivityState,
+    SeenActivity,
     Together,
     Unit,
-    WorkNote,
-    Works,
-    WorkState,
+    activity_text,
     together,
-    work_text,
 )
+from statestore.layout.folders import StateLayout
+from statestore.layout.owners import read_owner
 from statestore.model.ids import TaskId
 from statestore.operations.environment import Environment
 from statestore.tasks.progress import TaskProgress, read_progress
@@ -34,7 +34,7 @@ _WORTH_S: Final = 5.0
 _SHOWN_MAX: Final = 20
 
 
-class WorkStatus(msgspec.Struct, frozen=True):
+class ActivityStatus(msgspec.Struct, frozen=True):
     """Works of one kind that go on, `count` of them together; or one that ended without a word.
 
     `unit`: what is counted. `rate`: in a second. `process`, `stream_task`, `age_seconds`: of the
@@ -42,7 +42,7 @@ class WorkStatus(msgspec.Struct, frozen=True):
     """
 
     kind: str
-    state: WorkState
+    state: ActivityState
     unit: Unit
     done: int
     expected: int
@@ -60,7 +60,7 @@ class WorkStatus(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         """How far it is, for people."""
-        return work_text(self.unit, self.done, self.expected, self.rate, self.seconds_left)
+        return activity_text(self.unit, self.done, self.expected, self.rate, self.seconds_left)
 
 
 def catch_up_of(notes: Iterable[TaskProgress]) -> Together | None:
@@ -86,17 +86,17 @@ def running(environment: Environment) -> list[TaskProgress]:
     return [note for note in notes if note.written_ms + SILENT_MS > now_ms]
 
 
-def works_of(
-    seen: list[SeenWork], layout: StateLayout, notes: Iterable[TaskProgress], now_ms: int
-) -> list[WorkStatus]:
+def activities_of(
+    seen: list[SeenActivity], layout: StateLayout, notes: Iterable[TaskProgress], now_ms: int
+) -> list[ActivityStatus]:
     """Return what is to be told; `notes`: what the stream tasks report that run now."""
     adds = together(seen)
     if (catching_up := catch_up_of(notes)) is not None:
         adds.append(catching_up)
     found = [
-        WorkStatus(
+        ActivityStatus(
             each.kind,
-            WorkState.WORKING,
+            ActivityState.WORKING,
             each.unit,
             each.done,
             each.expected,
@@ -106,9 +106,11 @@ def works_of(
         )
         for each in adds
     ]
-    gone = [one for one in seen if one.state is not WorkState.WORKING and not _is_past(one, layout)]
+    gone = [
+        one for one in seen if one.state is not ActivityState.WORKING and not _is_past(one, layout)
+    ]
     return found + [
-        WorkStatus(
+        ActivityStatus(
             note.kind,
             state,
             note.unit,
@@ -122,21 +124,21 @@ def works_of(
     ]
 
 
-def restores_of(seen: Iterable[SeenWork]) -> dict[str, WorkNote]:
+def restores_of(seen: Iterable[SeenActivity]) -> dict[str, ActivityNote]:
     """Return the restores that go on, by stream task."""
     return {
         note.stream_task: note
         for note, state in seen
-        if note.kind == RESTORE and note.stream_task and state is WorkState.WORKING
+        if note.kind == RESTORE and note.stream_task and state is ActivityState.WORKING
     }
 
 
-def works_in(environment: Environment) -> Works:
-    """Return the works of the application."""
-    return Works(environment.layout.application_dir, environment.clock)
+def activities_in(environment: Environment) -> Activities:
+    """Return the activities of the application."""
+    return Activities(environment.layout.application_dir, environment.clock)
 
 
-def _is_past(one: SeenWork, layout: StateLayout) -> bool:
+def _is_past(one: SeenActivity, layout: StateLayout) -> bool:
     """Tell whether somebody has claimed the stream task since, who restores what is missing."""
     if one.note.stream_task is None:
         return False

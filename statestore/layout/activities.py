@@ -1,6 +1,6 @@
-"""Long works under way, as everybody who sees the state dir is told: `works/<random>.json`.
+"""Activities under way, as everybody who sees the state dir is told: `works/<random>.json`.
 
-A work that takes long, such as an export or the restore of a stream task, writes there about once a
+What takes long, such as an export or the restore of a stream task, writes there about once a
 second how far it is, and removes the file when it ends. Nothing depends on these files. They are
 not synced to disk, and a work goes on if they cannot be written. Terminals, logs, `statestore
 status` and the page all show what is counted here.
@@ -67,7 +67,7 @@ class Unit(StrEnum):
     STORES = "stores"
 
 
-class WorkNote(msgspec.Struct, frozen=True):
+class ActivityNote(msgspec.Struct, frozen=True):
     """The content of a file. `stream_task` None: the work is not of one stream task."""
 
     kind: Word
@@ -92,10 +92,10 @@ class WorkNote(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         """How far it is, for people."""
-        return work_text(self.unit, self.done, self.expected, self.rate, self.seconds_left)
+        return activity_text(self.unit, self.done, self.expected, self.rate, self.seconds_left)
 
 
-class WorkState(StrEnum):
+class ActivityState(StrEnum):
     """Whether a work still goes on, as far as one can tell."""
 
     WORKING = "working"
@@ -103,11 +103,11 @@ class WorkState(StrEnum):
     DIED = "died"  # its process is gone and did not end it
 
 
-class SeenWork(NamedTuple):
+class SeenActivity(NamedTuple):
     """A work, and whether it goes on."""
 
-    note: WorkNote
-    state: WorkState
+    note: ActivityNote
+    state: ActivityState
 
 
 @dataclass(frozen=True)
@@ -124,14 +124,14 @@ class Together:
 
     def text(self) -> str:
         """How far they are, for people."""
-        return work_text(self.unit, self.done, self.expected, self.rate, self.seconds_left)
+        return activity_text(self.unit, self.done, self.expected, self.rate, self.seconds_left)
 
 
-def together(found: Iterable[SeenWork]) -> list[Together]:
-    """Add up the works that go on, by kind and unit; the time left is that of the slowest."""
-    by_kind: dict[tuple[str, Unit], list[WorkNote]] = {}
+def together(found: Iterable[SeenActivity]) -> list[Together]:
+    """Add up the activities that go on, by kind and unit; the time left is that of the slowest."""
+    by_kind: dict[tuple[str, Unit], list[ActivityNote]] = {}
     for note, state in found:
-        if state is WorkState.WORKING:
+        if state is ActivityState.WORKING:
             by_kind.setdefault((note.kind, note.unit), []).append(note)
     return [
         Together(
@@ -147,8 +147,8 @@ def together(found: Iterable[SeenWork]) -> list[Together]:
     ]
 
 
-class Works:
-    """The works of one application, in its folder of the state dir."""
+class Activities:
+    """The activities of one application, in its folder of the state dir."""
 
     def __init__(self, application_dir: Path, clock: Clock) -> None:
         self._folder = application_dir / FOLDER
@@ -166,26 +166,26 @@ class Works:
     ) -> Iterator[Progress]:
         """Tell of a work until the `with` block ends; whatever it counts, `watcher` hears as well.
 
-        Nothing is written within the first `after_s` seconds, as most such works are short.
+        Nothing is written within the first `after_s` seconds, as most of them are short.
         """
-        began = WorkNote(
+        began = ActivityNote(
             kind,
             unit,
             Owner.of_this_process(0, self._clock.now_ms()),
             self._clock.now_ms(),
             stream_task=stream_task,
         )
-        told = _Told(self, began, watcher or NoProgress(), self._clock, after_s)
+        told = _Underway(self, began, watcher or NoProgress(), self._clock, after_s)
         try:
             yield told
         finally:
             told.end()
 
-    def seen(self) -> list[SeenWork]:
-        """Return the works that go on, or did so lately; those that began first come first."""
+    def seen(self) -> list[SeenActivity]:
+        """Return the activities that go on, or did so lately; those that began first come first."""
         now_ms = self._clock.now_ms()
         found = [
-            SeenWork(note, _state_of(note, now_ms))
+            SeenActivity(note, _state_of(note, now_ms))
             for note in self._notes().values()
             if note is not None and note.written_ms + _FORGOTTEN_MS > now_ms
         ]
@@ -210,15 +210,15 @@ class Works:
                 if path.stat().st_mtime * 1000 + _FORGOTTEN_MS <= now_ms:
                     path.unlink()
 
-    def _notes(self) -> dict[Path, WorkNote | None]:
+    def _notes(self) -> dict[Path, ActivityNote | None]:
         """What each file says; None: it cannot be read."""
-        found: dict[Path, WorkNote | None] = {}
+        found: dict[Path, ActivityNote | None] = {}
         with suppress(OSError):
             for path in sorted(self._folder.iterdir())[:FILES_MAX]:
                 if path.suffix == ".json":
                     found[path] = None
                     with suppress(HostFailure):
-                        note = documents.read(path, WorkNote, way_out="remove it")
+                        note = documents.read(path, ActivityNote, way_out="remove it")
                         if note is None:  # it has just ended
                             del found[path]
                         else:
@@ -226,13 +226,18 @@ class Works:
         return found
 
 
-class _Told:
-    """A work of this process: counts, and writes the file now and then."""
+class _Underway:
+    """An activity of this process: counts, and writes the file now and then."""
 
     def __init__(
-        self, works: Works, began: WorkNote, watcher: Progress, clock: Clock, after_s: float
+        self,
+        activities: Activities,
+        began: ActivityNote,
+        watcher: Progress,
+        clock: Clock,
+        after_s: float,
     ) -> None:
-        self._works = works
+        self._activities = activities
         self._began = began
         self._watcher = watcher
         self._clock = clock
@@ -269,8 +274,8 @@ class _Told:
             return
         self._next_s = now_s + _EVERY_S
         if self._path is None:
-            self._works.sweep(self._began.kind)
-            self._path = self._works.file()
+            self._activities.sweep(self._began.kind)
+            self._path = self._activities.file()
         note = msgspec.structs.replace(
             self._began,
             written_ms=max(self._began.by.since_ms, self._clock.now_ms()),
@@ -285,15 +290,15 @@ class _Told:
             temporary.replace(self._path)
 
 
-def _state_of(note: WorkNote, now_ms: int) -> WorkState:
+def _state_of(note: ActivityNote, now_ms: int) -> ActivityState:
     if note.by.provably_dead():
-        return WorkState.DIED
+        return ActivityState.DIED
     if not note.by.is_here() and note.written_ms + SILENT_MS < now_ms:
-        return WorkState.SILENT
-    return WorkState.WORKING
+        return ActivityState.SILENT
+    return ActivityState.WORKING
 
 
-def work_text(
+def activity_text(
     unit: Unit, done: int, expected: int, rate: float | None, seconds_left: float | None
 ) -> str:
     """Return how far a work is: what is done of how much, how fast, and the time left."""

@@ -1,19 +1,19 @@
-"""Long works tell how far they are while they go on, as files."""
+"""Long activities tell how far they are while they go on, as files."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from statestore.layout.works import FOLDER, SeenWork, Works
+from statestore.layout.activities import FOLDER, Activities, SeenActivity
 from statestore.model.ids import TopicPartition
+from statestore.operations.activities import activities_in
 from statestore.operations.audits.perform import audit
 from statestore.operations.exports.create import create_export
 from statestore.operations.exports.restore import Restore
 from statestore.operations.rewriting.migrate import migrate
 from statestore.operations.rewriting.upgrade import upgrade_to_versioned
 from statestore.operations.status.status import State, Status, read_status
-from statestore.operations.works import works_in
 from statestore.ports import Replayed
 from statestore.testing.memory_broker import MemoryBroker, MemoryChangelog
 from tests.builders import ManualClock
@@ -26,18 +26,18 @@ from tests.relocation_rig import Rig, in_memory_folder
 class Looking:
     """Looks at what the files tell, whenever something is done."""
 
-    def __init__(self, works: Works, clock: ManualClock) -> None:
-        self._works = works
+    def __init__(self, activities: Activities, clock: ManualClock) -> None:
+        self._activities = activities
         self._clock = clock
         self.expected = self.finished = 0
-        self.seen: list[list[SeenWork]] = []
+        self.seen: list[list[SeenActivity]] = []
 
     def expect(self, amount: int) -> None:
         self.expected += amount
 
     def done(self, amount: int) -> None:
         self.finished += amount
-        self.seen.append(self._works.seen())
+        self.seen.append(self._activities.seen())
         self._clock.advance(1000)
 
     def told(self) -> list[tuple[str, int, int]]:
@@ -58,7 +58,7 @@ def filled(rig: ExportRig) -> ExportRig:
 
 
 def looking(rig: ExportRig) -> Looking:
-    return Looking(works_in(rig.runtime), rig.tasks.clock)
+    return Looking(activities_in(rig.runtime), rig.tasks.clock)
 
 
 def nothing_left(rig: ExportRig) -> bool:
@@ -105,7 +105,7 @@ def test_an_audit_does_not_count_what_its_logs_have_forgotten(rig: ExportRig) ->
 def test_a_relocation_counts_stores() -> None:
     with in_memory_folder() as folder:
         rig = Rig(folder)
-        told = Looking(Works(rig.layout.application_dir, rig.clock), rig.clock)
+        told = Looking(Activities(rig.layout.application_dir, rig.clock), rig.clock)
         rig.deploy("A|B").relocation("B|A", progress=told).apply()
         assert told.finished == told.expected == 4
         ((kind, _, expected),) = told.told()
@@ -121,9 +121,9 @@ def test_a_migration_and_an_upgrade_count_the_stores_of_stream_tasks(tmp_path: P
     world.deploy(1)
     world.rig.end()
     runtime = world.rig.runtime
-    migration = Looking(works_in(runtime), world.rig.clock)
+    migration = Looking(activities_in(runtime), world.rig.clock)
     migrate(runtime, world.make(1), dry_run=False, progress=migration)
-    upgrade = Looking(works_in(runtime), world.rig.clock)
+    upgrade = Looking(activities_in(runtime), world.rig.clock)
     upgrade_to_versioned(runtime, "kept", 1, dry_run=False, progress=upgrade)
     for kind, told in {"migration": migration, "upgrade": upgrade}.items():
         assert told.finished == told.expected == 1

@@ -1,4 +1,4 @@
-"""Long works tell how far they are, whoever looks, and a dead process leaves no bar."""
+"""Long activities tell how far they are, whoever looks, and a dead process leaves no bar."""
 
 import os
 import signal
@@ -10,11 +10,19 @@ import msgspec
 import pytest
 
 from statestore.commands.progress import RunProgress
-from statestore.layout import works as module
+from statestore.layout import activities as module
+from statestore.layout.activities import (
+    FOLDER,
+    Activities,
+    ActivityNote,
+    ActivityState,
+    Unit,
+    activity_text,
+    together,
+)
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
-from statestore.layout.works import FOLDER, Unit, WorkNote, Works, WorkState, together, work_text
-from statestore.operations.works import catch_up_of, works_of
+from statestore.operations.activities import activities_of, catch_up_of
 from statestore.tasks.progress import TaskProgress
 from tests.builders import ManualClock
 
@@ -36,17 +44,17 @@ def notes_in(folder: Path) -> list[Path]:
 
 def test_a_work_is_seen_with_its_rate_and_time_left_until_it_ends(tmp_path: Path) -> None:
     clock, heard = ManualClock(), Heard()
-    works = Works(tmp_path, clock)
-    with works.underway("export", Unit.BYTES, heard) as told:
-        (seen,) = works.seen()
-        assert (seen.state, seen.note.text()) == (WorkState.WORKING, "begun")
+    activities = Activities(tmp_path, clock)
+    with activities.underway("export", Unit.BYTES, heard) as told:
+        (seen,) = activities.seen()
+        assert (seen.state, seen.note.text()) == (ActivityState.WORKING, "begun")
         clock.advance(1000)
         told.expect(4_000_000)
         clock.advance(1000)
         told.done(1_000_000)
-        (seen,) = works.seen()
+        (seen,) = activities.seen()
         assert seen.note.text() == "1.0 of 4.0 MB, 0.5 MB/s, 6.0 s left"
-    assert works.seen() == []
+    assert activities.seen() == []
     assert notes_in(tmp_path) == []
     assert not (tmp_path / FOLDER).exists()
     assert (heard.expected, heard.finished) == (4_000_000, 1_000_000)
@@ -54,8 +62,8 @@ def test_a_work_is_seen_with_its_rate_and_time_left_until_it_ends(tmp_path: Path
 
 def test_it_is_written_about_once_a_second_and_not_at_all_if_it_is_short(tmp_path: Path) -> None:
     clock = ManualClock()
-    works = Works(tmp_path, clock)
-    with works.underway("restore", Unit.OFFSETS, stream_task="0_1", after_s=1.0) as told:
+    activities = Activities(tmp_path, clock)
+    with activities.underway("restore", Unit.OFFSETS, stream_task="0_1", after_s=1.0) as told:
         for _ in range(1000):
             told.expect(1)
             told.done(1)
@@ -64,19 +72,19 @@ def test_it_is_written_about_once_a_second_and_not_at_all_if_it_is_short(tmp_pat
         told.done(0)
         for _ in range(1000):
             told.done(1)
-        (seen,) = works.seen()
+        (seen,) = activities.seen()
         assert seen.note.done == 1000, "nothing was written within the second"
         clock.advance(1000)
         told.done(1)
-        (seen,) = works.seen()
+        (seen,) = activities.seen()
         assert seen.note.done == 2001
 
 
 def test_it_ends_with_an_error_and_where_nothing_can_be_written(tmp_path: Path) -> None:
-    works = Works(tmp_path / "nowhere", ManualClock())
+    activities = Activities(tmp_path / "nowhere", ManualClock())
 
     def fails() -> None:
-        with works.underway("audit", Unit.OFFSETS) as told:
+        with activities.underway("audit", Unit.OFFSETS) as told:
             told.expect(1)
             raise KeyError
 
@@ -84,17 +92,17 @@ def test_it_ends_with_an_error_and_where_nothing_can_be_written(tmp_path: Path) 
         fails()
     assert not (tmp_path / "nowhere").exists(), "it makes no application"
     (tmp_path / FOLDER).write_text("in the way")
-    with Works(tmp_path, ManualClock()).underway("audit", Unit.OFFSETS) as told:
+    with Activities(tmp_path, ManualClock()).underway("audit", Unit.OFFSETS) as told:
         told.done(1)
-    assert Works(tmp_path, ManualClock()).seen() == []
+    assert Activities(tmp_path, ManualClock()).seen() == []
 
 
 DIES = """\
 import sys
 from pathlib import Path
-from statestore.layout.works import Unit, Works
+from statestore.layout.activities import Unit, Activities
 from statestore.runtime import SystemClock
-with Works(Path(sys.argv[1]), SystemClock()).underway("export", Unit.BYTES) as told:
+with Activities(Path(sys.argv[1]), SystemClock()).underway("export", Unit.BYTES) as told:
     told.expect(10)
     print("begun", flush=True)
     sys.stdin.read()
@@ -105,29 +113,31 @@ def test_a_killed_process_leaves_a_work_that_died_and_the_next_one_removes_it(
     tmp_path: Path,
 ) -> None:
     clock = ManualClock(10**12)
-    works = Works(tmp_path, clock)
+    activities = Activities(tmp_path, clock)
     command = [sys.executable, "-c", DIES, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"begun\n"
-        assert [seen.state for seen in works.seen()] == [WorkState.WORKING]
+        assert [seen.state for seen in activities.seen()] == [ActivityState.WORKING]
         child.send_signal(signal.SIGKILL)
         child.wait()
-    (seen,) = works.seen()
-    assert seen.state is WorkState.DIED
-    assert together(works.seen()) == [], "it has no bar"
-    (told,) = works_of(works.seen(), StateLayout(tmp_path, "a"), [], seen.note.written_ms + 5000)
-    assert (told.state, told.age_seconds) == (WorkState.DIED, 5.0)
+    (seen,) = activities.seen()
+    assert seen.state is ActivityState.DIED
+    assert together(activities.seen()) == [], "it has no bar"
+    (told,) = activities_of(
+        activities.seen(), StateLayout(tmp_path, "a"), [], seen.note.written_ms + 5000
+    )
+    assert (told.state, told.age_seconds) == (ActivityState.DIED, 5.0)
     assert told.process == f"process {child.pid} on {seen.note.by.host}"
-    with works.underway("audit", Unit.OFFSETS):
+    with activities.underway("audit", Unit.OFFSETS):
         assert len(notes_in(tmp_path)) == 2, "of another kind"
-    with works.underway("export", Unit.BYTES):
-        assert [one.state for one in works.seen()] == [WorkState.WORKING]
+    with activities.underway("export", Unit.BYTES):
+        assert [one.state for one in activities.seen()] == [ActivityState.WORKING]
     assert notes_in(tmp_path) == []
 
 
 def left(folder: Path, name: str = "a", **changes: object) -> None:
-    note = WorkNote("export", Unit.BYTES, elsewhere(), 100_000, 5, 10)
+    note = ActivityNote("export", Unit.BYTES, elsewhere(), 100_000, 5, 10)
     (folder / FOLDER).mkdir(exist_ok=True)
     note = msgspec.structs.replace(note, **changes)
     (folder / FOLDER / f"{name}.json").write_bytes(msgspec.json.encode(note))
@@ -141,15 +151,15 @@ def test_a_process_on_another_host_is_silent_after_a_minute_and_forgotten_after_
     tmp_path: Path,
 ) -> None:
     clock = ManualClock(100_000)
-    works = Works(tmp_path, clock)
+    activities = Activities(tmp_path, clock)
     left(tmp_path)
-    assert [seen.state for seen in works.seen()] == [WorkState.WORKING]
+    assert [seen.state for seen in activities.seen()] == [ActivityState.WORKING]
     clock.advance(60_001)
-    assert [seen.state for seen in works.seen()] == [WorkState.SILENT]
-    assert together(works.seen()) == []
+    assert [seen.state for seen in activities.seen()] == [ActivityState.SILENT]
+    assert together(activities.seen()) == []
     clock.advance(86_400_000)
-    assert works.seen() == []
-    works.sweep("audit")
+    assert activities.seen() == []
+    activities.sweep("audit")
     assert notes_in(tmp_path) == []
 
 
@@ -158,9 +168,9 @@ def test_what_cannot_be_read_is_passed_over_and_swept(tmp_path: Path) -> None:
     (tmp_path / FOLDER / "b.json").write_text('{"kind": "<b>"')
     (tmp_path / FOLDER / "c.json").mkdir()
     (tmp_path / FOLDER / "d.txt").write_text("")
-    works = Works(tmp_path, ManualClock(100_000))
-    assert len(works.seen()) == 1
-    works.sweep("export")
+    activities = Activities(tmp_path, ManualClock(100_000))
+    assert len(activities.seen()) == 1
+    activities.sweep("export")
     assert [path.name for path in notes_in(tmp_path)] == ["a.json", "c.json", "d.txt"]
 
 
@@ -170,18 +180,18 @@ def test_readers_open_a_limited_number_of_files(
     monkeypatch.setattr(module, "FILES_MAX", 3)
     for number in range(9):
         left(tmp_path, str(number))
-    assert len(Works(tmp_path, ManualClock(100_000)).seen()) == 3
+    assert len(Activities(tmp_path, ManualClock(100_000)).seen()) == 3
 
 
 def test_works_of_one_kind_are_added_up(tmp_path: Path) -> None:
     left(tmp_path, "a", kind="restore", unit=Unit.OFFSETS, stream_task="0_0", expected=25)
     left(tmp_path, "b", kind="restore", unit=Unit.OFFSETS, stream_task="0_1", done=10)
     left(tmp_path, "c")
-    works = Works(tmp_path, ManualClock(100_000))
-    one, two = together(works.seen())
+    activities = Activities(tmp_path, ManualClock(100_000))
+    one, two = together(activities.seen())
     assert (one.kind, one.count, one.text()) == ("export", 1, "0.0 of 0.0 MB, 0.0 MB/s, 10 s left")
     assert (two.kind, two.count, two.text()) == ("restore", 2, "15 of 35 offsets, 2/s, 40 s left")
-    line = RunProgress(ManualClock(), works).line()
+    line = RunProgress(ManualClock(), activities).line()
     assert line == "restore: 15 of 35 offsets, 2/s, 40 s left"
 
 
@@ -191,12 +201,12 @@ def test_a_dead_restore_is_past_once_somebody_claimed_the_stream_task_again(
     layout = StateLayout(tmp_path, "a")
     layout.application_dir.mkdir()
     left(layout.application_dir, kind="restore", stream_task="0_0")
-    works = Works(layout.application_dir, ManualClock(200_000))
-    assert len(works_of(works.seen(), layout, [], 200_000)) == 1
+    activities = Activities(layout.application_dir, ManualClock(200_000))
+    assert len(activities_of(activities.seen(), layout, [], 200_000)) == 1
     (layout.application_dir / "0_0").mkdir()
     owner = msgspec.structs.replace(elsewhere(), since_ms=100_001)
     (layout.application_dir / "0_0" / "owner.json").write_bytes(msgspec.json.encode(owner))
-    assert works_of(works.seen(), layout, [], 200_000) == []
+    assert activities_of(activities.seen(), layout, [], 200_000) == []
 
 
 def test_a_catch_up_adds_up_what_stream_tasks_report() -> None:
@@ -211,6 +221,6 @@ def test_a_catch_up_adds_up_what_stream_tasks_report() -> None:
 
 
 def test_a_work_says_no_more_than_it_knows() -> None:
-    assert work_text(Unit.STORES, 0, 0, None, None) == "begun"
-    assert work_text(Unit.STORES, 0, 7, None, None) == "0 of 7 stores"
-    assert work_text(Unit.STORES, 9, 7, 2.0, None) == "9 of 7 stores, 2/s"
+    assert activity_text(Unit.STORES, 0, 0, None, None) == "begun"
+    assert activity_text(Unit.STORES, 0, 7, None, None) == "0 of 7 stores"
+    assert activity_text(Unit.STORES, 9, 7, 2.0, None) == "9 of 7 stores, 2/s"

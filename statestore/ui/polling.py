@@ -69,7 +69,7 @@ class DrillRun(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Look:
+class PollResult:
     """What the overview shows of an application.
 
     The others: records per second of each sub-topology when its tasks last worked, by ordinal. Of
@@ -102,10 +102,10 @@ class Details:
 
 
 @dataclass(frozen=True)
-class LastLook:
+class LastPoll:
     """The last look at an application; `problem`: why there is none; `age_s`: of the look."""
 
-    look: Look | None = None
+    look: PollResult | None = None
     details: Details | None = None
     problem: str | None = None
     age_s: float = 0.0
@@ -172,7 +172,7 @@ _Kind = Callable[[Environment, str | None], Any]
 _NOTHING: Final = _Kept()
 
 
-class Lookout:
+class Poller:
     """Keeps the last look at each application."""
 
     def __init__(
@@ -206,7 +206,7 @@ class Lookout:
 
     def seen(
         self, names: Iterable[str], *, details: bool = False, wait_s: float = 0.0
-    ) -> dict[str, LastLook]:
+    ) -> dict[str, LastPoll]:
         """Return the last look at each of these applications, and look again where it is old.
 
         Wait up to `wait_s` for new looks; after that, the old ones have to do. A name that no
@@ -223,11 +223,11 @@ class Lookout:
             self._lock.wait_for(lambda: not wanted & self._underway, wait_s)
             return {name: self._last(name) for name in openers}
 
-    def _last(self, name: str) -> LastLook:
+    def _last(self, name: str) -> LastPoll:
         look = self._kept.get((name, look_at), _NOTHING)
         details = self._kept.get((name, details_of), _NOTHING)
         age_s = (self._clock.now_ms() - look.begun_ms) / 1000
-        return LastLook(look.found, details.found, look.problem or details.problem, age_s)
+        return LastPoll(look.found, details.found, look.problem or details.problem, age_s)
 
     def _look_if_old(self, name: str, opener: Open, kind: _Kind) -> None:
         kept, now_ms = self._kept.get((name, kind), _NOTHING), self._clock.now_ms()
@@ -266,12 +266,12 @@ def _open(config: Path, folder: Path, name: str) -> Runtime:
     return Runtime(replace(settings, state_dir=str(state_dir), export_target=target))
 
 
-def look_at(environment: Environment, pipeline: str | None = None) -> Look:
+def look_at(environment: Environment, pipeline: str | None = None) -> PollResult:
     """Look at an application; it notices nothing of it. `pipeline`: what is to run, to import."""
     layout, clock = environment.layout, environment.clock
     status = StatusReader(environment, pipeline=pipeline).now()
     samples = {task: read_history(layout.task_dir(task)) for task in layout.tasks()}
-    found = Look(status, day_of(samples.values(), clock.now_ms()))
+    found = PollResult(status, day_of(samples.values(), clock.now_ms()))
     for task, kept in samples.items():
         if kept:
             part, rates = task.sub_topology, kept[-1].rates()
