@@ -1,8 +1,8 @@
-"""Records grouped by key, with or without windows, on their way to a table."""
+"""Records grouped by key, in windows or not, or changes of groups, on their way to a table."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from statestore import serdes
 from statestore.model.records import Serde
@@ -14,27 +14,26 @@ from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, SendOldValues
 from statestore.topology.windows.fold import Windowing
 
-_KIND: Final = "KSTREAM-AGGREGATE"
-
 
 @dataclass(frozen=True)
 class Grouping:
-    """What stands behind a KGroupedStream and a TimeWindowedKStream.
+    """What stands behind grouped streams, with and without windows, and behind grouped tables.
 
     The repartition topic is named after `name`, or else after the store. A named one is shared by
     all aggregates of the grouping; `through` has the stream behind it, once there is one. `taker`
-    is the call that was given the serdes, None if none was.
+    is the call that was given the serdes, None if none was. `kind` begins the names of its nodes.
     """
 
     flow: Flow
     name: str | None
     taker: str | None = None
     windows: Windowing | None = None
+    kind: str = "KSTREAM-AGGREGATE"
     through: list[Flow] = field(default_factory=list)
 
     def windowed(self, windows: Windowing) -> "Grouping":
         """Return the same records grouped by window, too."""
-        return Grouping(self.flow, self.name, self.taker, windows, self.through)
+        return replace(self, windows=windows)
 
     def count(
         self, materialized: Materialized[Any, Any] | str | None, name: str | None
@@ -81,8 +80,8 @@ class Grouping:
         if in_time is not None:
             flow.builder.keep(in_time)
             source = self.source(in_time.name, explicit=True)
-            return aggregate_in_time(source, in_time, fold, kind=_KIND, name=name)
-        plain, every = flow.spec(materialized, _KIND, value_serde)
+            return aggregate_in_time(source, in_time, fold, kind=self.kind, name=name)
+        plain, every = flow.spec(materialized, self.kind, value_serde)
         specs = (plain,) if windows is None else windows.rule.specs(plain, windows.terms)
         for spec in specs:
             flow.builder.keep(spec)
@@ -93,7 +92,7 @@ class Grouping:
             how: Aggregation[Any] = Aggregation(node, kept, fold, every, old_values)
             return by_key(how) if windows is None else windows.rule.build(how, windows)
 
-        node = source.add(_KIND, name, make, tuple(spec.name for spec in specs))
+        node = source.add(self.kind, name, make, tuple(spec.name for spec in specs))
         closes = None if windows is None else windows.closes
         return TableFlow.stored(flow.builder, node, kept, old_values, closes)
 

@@ -10,7 +10,7 @@ Keeps I24.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -19,13 +19,12 @@ import msgspec
 from statestore import serdes
 from statestore.model.batch import Batch, Column
 from statestore.model.records import Functions, Serde
-from statestore.topology.aggregates.folds import Aggregation, Fold, Step, nothing
-from statestore.topology.aggregates.streams import by_key
-from statestore.topology.aggregates.versioned import aggregate_in_time
+from statestore.topology.aggregates.folds import Fold, Step, nothing
+from statestore.topology.aggregates.grouping import Grouping
 from statestore.topology.failures import decoded, each, encoded
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized
-from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
+from statestore.topology.nodes import Build, Forward, NodeContext, Push
 
 Selector = Callable[[Any, Any], tuple[Any, Any]]
 _TAKER: Final = "group_by()"
@@ -175,17 +174,10 @@ def reducing(add: Callable[[Any, Any], Any], subtract: Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class TableGroups:
-    """What stands behind a KGroupedTable.
+    """What stands behind a KGroupedTable: the changes of groups, whose rows have `value_serde`."""
 
-    `changes` are those of the groups, with values of `value_serde`. The repartition topic is named
-    after `name`, or else after the store. A named one is shared by all aggregates; `through` has
-    the changes behind it, once there are any.
-    """
-
-    changes: Flow
+    changes: Grouping
     value_serde: Serde[Any]
-    name: str | None
-    through: list[Flow] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -204,7 +196,8 @@ class TableGroups:
         node = table.add(
             "KTABLE-SELECT", None, lambda n: regrouped(n, function, keys, values), None
         )
-        return cls(Flow(builder, node, keys, changes(values), rekeyed=True), values, name)
+        flow = Flow(builder, node, keys, changes(values), rekeyed=True)
+        return cls(Grouping(flow, name, kind="KTABLE-AGGREGATE"), values)
 
     def count(
         self, materialized: Materialized[Any, Any] | str | None, name: str | None
@@ -223,30 +216,6 @@ class TableGroups:
         name: str | None,
     ) -> TableFlow:
         """Add a node that folds `step` over changes."""
-        flow, old_values = self.changes, SendOldValues()
-        kind = "KTABLE-AGGREGATE"
         # A group without a row begins with the step's own first aggregate.
         fold = Fold(nothing, step, step)
-        in_time = flow.spec_in_time(materialized, value_serde)
-        if in_time is not None:
-            flow.builder.keep(in_time)
-            source = self._source(in_time.name, explicit=True)
-            return aggregate_in_time(source, in_time, fold, kind=kind, name=name)
-        spec, every = flow.spec(materialized, kind, value_serde)
-        flow.builder.keep(spec)
-        source = self._source(spec.name, explicit=materialized is not None)
-        node = source.add(
-            kind,
-            name,
-            lambda n: by_key(Aggregation(n, spec, fold, every, old_values)),
-            (spec.name,),
-        )
-        return TableFlow.stored(flow.builder, node, spec, old_values)
-
-    def _source(self, store: str, *, explicit: bool) -> Flow:
-        """Return the changes that the aggregate reads; only a grouping's name is the user's."""
-        if self.name is None:
-            return self.changes.repartitioned(store, explicit=explicit)
-        if not self.through:
-            self.through.append(self.changes.repartitioned(self.name, explicit=True))
-        return self.through[0]
+        return self.changes.folded(fold, value_serde, materialized, name)

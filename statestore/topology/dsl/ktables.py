@@ -388,7 +388,8 @@ class KGroupedTable(Generic[K_co, V_co]):
         check_arity("aggregate initial", initial, 0, name)
         check_arity("aggregate adder", adder, 3, name)
         check_arity("aggregate subtractor", subtractor, 3, name)
-        step, serde = folding(initial, adder, subtractor), self._groups.changes.builder.value_serde
+        step = folding(initial, adder, subtractor)
+        serde = self._groups.changes.flow.builder.value_serde
         return KTable(self._groups.aggregate(step, serde, materialized, name))
 
 
