@@ -56,6 +56,10 @@ from statestore.stores.specs import persistent_key_value_store as persistent_key
 from statestore.stores.specs import (
     persistent_versioned_key_value_store as persistent_versioned_key_value_store,
 )
+from statestore.stores.specs_by_kind import key_value_store as key_value_store
+from statestore.stores.specs_by_kind import session_store as session_store
+from statestore.stores.specs_by_kind import versioned_key_value_store as versioned_key_value_store
+from statestore.stores.specs_by_kind import window_store as window_store
 from statestore.stores.timer_specs import TimerSpec as TimerSpec
 from statestore.stores.timer_specs import timer_store as timer_store
 from statestore.stores.window_specs import in_memory_session_store as in_memory_session_store

@@ -28,10 +28,16 @@ from statestore.runtime.databases import open_built_in
 from statestore.runtime.workers import check_workers, serve_by_workers
 from statestore.settings import Settings
 from statestore.stores import durability
+from statestore.stores.contracts import (
+    ReadOnlyKeyValueStore,
+    ReadOnlySessionStore,
+    ReadOnlyVersionedKeyValueStore,
+    ReadOnlyWindowStore,
+)
 from statestore.stores.keyvalue import TransactionalKeyValueStore
 from statestore.stores.kinds.kind import BuiltIn
 from statestore.stores.kinds.opening import within
-from statestore.stores.kinds.registry import expires
+from statestore.stores.kinds.registry import expires, kind_of
 from statestore.stores.sessions import TransactionalSessionStore
 from statestore.stores.specs import (
     KeyValueSpec,
@@ -151,6 +157,47 @@ def open_store(
     return store
 
 
+@overload
+def open_snapshot(
+    state_dir: str | Path,
+    application_id: str,
+    store: KeyValueSpec[K, V],
+    *,
+    partition: int | None = None,
+    export: str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> ReadOnlyKeyValueStore[K, V]: ...
+@overload
+def open_snapshot(
+    state_dir: str | Path,
+    application_id: str,
+    store: VersionedSpec[K, V],
+    *,
+    partition: int | None = None,
+    export: str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> ReadOnlyVersionedKeyValueStore[K, V]: ...
+@overload
+def open_snapshot(
+    state_dir: str | Path,
+    application_id: str,
+    store: WindowSpec[K, V],
+    *,
+    partition: int | None = None,
+    export: str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> ReadOnlyWindowStore[K, V]: ...
+@overload
+def open_snapshot(
+    state_dir: str | Path,
+    application_id: str,
+    store: SessionSpec[K, V],
+    *,
+    partition: int | None = None,
+    export: str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+) -> ReadOnlySessionStore[K, V]: ...
+@overload
 def open_snapshot(
     state_dir: str | Path,
     application_id: str,
@@ -162,42 +209,58 @@ def open_snapshot(
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
     topology: Topology | None = None,
+) -> Any: ...
+def open_snapshot(
+    state_dir: str | Path,
+    application_id: str,
+    store: str | StoreSpec,
+    *,
+    partition: int | None = None,
+    export: str | None = None,
+    settings: Settings | Mapping[str, object] | None = None,
+    key_serde: Serde[Any] | None = None,
+    value_serde: Serde[Any] | None = None,
+    topology: Topology | None = None,
 ) -> Any:
     """Open a store of an application as it was last committed, read-only, beside a run or not.
 
     The result is a ReadOnlyKeyValueStore, a ReadOnlyVersionedKeyValueStore, a ReadOnlyWindowStore
-    or a ReadOnlySessionStore, depending on what the deployed topology says of the store.
+    or a ReadOnlySessionStore. `store` is the spec with which the pipeline makes it, which says its
+    type and its serdes, or its name: then the deployed topology says which of them it is.
     `partition`: None stands for all of them. `export`: the id of an export at
     `statestore.export.target`, or "latest", to read instead of the live store; `state_dir` is then
     not used. Serdes that are not given are those of `topology`, or without it those that the
     deployed topology names.
     Unavailable if the owner of a task takes no snapshot in time; UnknownStore names the stores that
-    exist.
+    exist; Misuse if a spec is of another kind than the store.
     """
+    given = None if isinstance(store, str) else store
+    name = store if isinstance(store, str) else store.name
     known = dataclasses.replace(
         Settings.of(settings), state_dir=str(state_dir), application_id=application_id
     )
-    if topology is not None:
-        found = serdes_of(require_topology("open_snapshot", topology), store, application_id)
+    if given is not None:
+        key_serde = key_serde or kind_of(given).keys(given)
+        value_serde = value_serde or given.value_serde
+    elif topology is not None:
+        found = serdes_of(require_topology("open_snapshot", topology), name, application_id)
         key_serde, value_serde = key_serde or found.key, value_serde or found.value
     # It opens neither a broker nor a file that has to be closed.
     runtime = Runtime(known)
     files: Iterator[HeldFiles]
     if export is None:
         with closing(StoresAtRest(runtime)) as looked:
-            spec = StoreView.of(looked.deployed, application_id, store).spec_with(
-                key_serde, value_serde
-            )
-            tasks = looked.find(store, partition, kind=spec.kind)
+            view = StoreView.of(looked.deployed, application_id, name)
+            spec = _as_deployed(given, view, view.spec_with(key_serde, value_serde))
+            tasks = looked.find(name, partition, kind=spec.kind)
         snapshots = Snapshots(runtime)
         files = (snapshots.take(task) for task in tasks)
     else:
         exports = Exports.of(runtime)
         manifest = exports.read(export)
-        spec = StoreView.of(manifest.deployed, application_id, store).spec_with(
-            key_serde, value_serde
-        )
-        exported = find_exported(manifest, store, partition, kind=spec.kind)
+        view = StoreView.of(manifest.deployed, application_id, name)
+        spec = _as_deployed(given, view, view.spec_with(key_serde, value_serde))
+        exported = find_exported(manifest, name, partition, kind=spec.kind)
         files = (FetchedStore(exports, at) for at in exported)
     spec = within(spec, application_id)
     with ExitStack() as taken:
@@ -207,3 +270,17 @@ def open_snapshot(
             opened.append(one)
         taken.pop_all()
     return open_reader(spec, opened, runtime.databases.read)
+
+
+def _as_deployed(given: StoreSpec | None, view: StoreView, deployed: StoreSpec) -> StoreSpec:
+    """Return the deployed spec, or the given one if nothing was deployed; Misuse if they differ."""
+    if given is None:
+        return deployed
+    if view.known is None:
+        return given
+    if given.kind != deployed.kind:
+        raise Misuse(
+            f"store {view.name!r} is a {view.kind.name} store, and the spec is one of a "
+            f"{kind_of(given).name} store: pass the spec with which the pipeline makes it"
+        )
+    return deployed

@@ -112,7 +112,30 @@ class StoreContext:
     log: Callable[[bytes, bytes | None], None]
 
 
-class ReadOnlyKeyValueStore(Protocol, Generic[K, V]):
+class Reads(Protocol):
+    """What reads of a store of any kind have beside them; use `with`, or close them."""
+
+    @property
+    def name(self) -> str:
+        """The store's name."""
+
+    def is_open(self) -> bool:
+        """Tell whether it can be used: it is open, and `close` was not called."""
+
+    def close(self) -> None:
+        """Release what is read; closing twice is harmless."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+
+class ReadOnlyKeyValueStore(Reads, Protocol, Generic[K, V]):
     """Reads of a key-value store. Ranges include both ends and are ordered by serialized bytes.
 
     Every answer is of one moment, whatever its size. The same holds for the other kinds of store.
@@ -185,12 +208,8 @@ class KeyValueStore(StateStore, ReadOnlyKeyValueStore[K, V], Protocol):
         """
 
 
-class ReadOnlyWindowStore(Protocol, Generic[K, V_co]):
+class ReadOnlyWindowStore(Reads, Protocol, Generic[K, V_co]):
     """Reads of a window store, without expired windows (SEMANTICS T2h)."""
-
-    @property
-    def name(self) -> str:
-        """The store's name."""
 
     def get(self, key: K, start: Time) -> V_co | None:
         """Return the value of the key in the window that starts at that time."""
@@ -254,15 +273,11 @@ class WindowStore(StateStore, ReadOnlyWindowStore[K, V], Protocol):
         """
 
 
-class ReadOnlySessionStore(Protocol, Generic[K, V_co]):
+class ReadOnlySessionStore(Reads, Protocol, Generic[K, V_co]):
     """Reads of a session store, without expired sessions.
 
     A session goes from the time of its first record to that of its last one, inclusive.
     """
-
-    @property
-    def name(self) -> str:
-        """The store's name."""
 
     def get(self, key: K, start: Time, end: Time) -> V_co | None:
         """Return the value of the key in the session of exactly this start and end."""
@@ -332,7 +347,7 @@ class SessionStore(StateStore, ReadOnlySessionStore[K, V], Protocol):
         """
 
 
-class ReadOnlyVersionedKeyValueStore(Protocol, Generic[K, V_co]):
+class ReadOnlyVersionedKeyValueStore(Reads, Protocol, Generic[K, V_co]):
     """Reads of a versioned store (KIP-889, KIP-960, KIP-968, KIP-969)."""
 
     def get(self, key: K, *, as_of: Time | None = None) -> VersionedRecord[V_co] | None:

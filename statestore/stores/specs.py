@@ -329,15 +329,7 @@ def persistent_key_value_store(
     ttl_ms: Span | None = None,
     key_serde: Serde[K],
     value_serde: Serde[V],
-) -> KeyValueSpec[K, V]: ...
-@overload
-def persistent_key_value_store(
-    name: str,
-    *,
-    ttl_ms: Span | None = None,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-    migrate: Migrations,
+    migrate: Migrations = None,
 ) -> KeyValueSpec[K, V]: ...
 def persistent_key_value_store(
     name: str,
@@ -354,7 +346,7 @@ def persistent_key_value_store(
     (docs/adr/0022). Misuse if the name cannot be that of a store (SEMANTICS T1), or if `ttl_ms` is
     not positive.
     """
-    return _key_value_spec(name, ttl_ms, key_serde, value_serde, migrate, persistent=True)
+    return key_value_spec(name, ttl_ms, key_serde, value_serde, migrate, persistent=True)
 
 
 @overload
@@ -388,15 +380,7 @@ def in_memory_key_value_store(
     ttl_ms: Span | None = None,
     key_serde: Serde[K],
     value_serde: Serde[V],
-) -> KeyValueSpec[K, V]: ...
-@overload
-def in_memory_key_value_store(
-    name: str,
-    *,
-    ttl_ms: Span | None = None,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-    migrate: Migrations,
+    migrate: Migrations = None,
 ) -> KeyValueSpec[K, V]: ...
 def in_memory_key_value_store(
     name: str,
@@ -411,10 +395,10 @@ def in_memory_key_value_store(
     It is restored from its changelog at every start (SEMANTICS S15). Parameters (milliseconds or a
     timedelta) and errors are those of `persistent_key_value_store`.
     """
-    return _key_value_spec(name, ttl_ms, key_serde, value_serde, migrate, persistent=False)
+    return key_value_spec(name, ttl_ms, key_serde, value_serde, migrate, persistent=False)
 
 
-def _key_value_spec(
+def key_value_spec(
     name: str,
     ttl_ms: Span | None,
     key_serde: Serde[Any] | None,
@@ -423,6 +407,7 @@ def _key_value_spec(
     *,
     persistent: bool,
 ) -> KeyValueSpec[Any, Any]:
+    """Return the spec of a key-value store; see `persistent_key_value_store`."""
     ttl = None if ttl_ms is None else span_ms(ttl_ms)
     return KeyValueSpec(
         name,
@@ -469,16 +454,7 @@ def persistent_versioned_key_value_store(
     *,
     key_serde: Serde[K],
     value_serde: Serde[V],
-) -> VersionedSpec[K, V]: ...
-@overload
-def persistent_versioned_key_value_store(
-    name: str,
-    history_retention_ms: Span,
-    segment_interval_ms: Span | None = None,
-    *,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-    migrate: Migrations,
+    migrate: Migrations = None,
 ) -> VersionedSpec[K, V]: ...
 def persistent_versioned_key_value_store(
     name: str,
@@ -496,13 +472,8 @@ def persistent_versioned_key_value_store(
     milliseconds or a timedelta. Misuse if the name cannot be that of a store, if the retention is
     negative, or if the interval is not positive.
     """
-    return VersionedSpec(
-        name,
-        span_ms(history_retention_ms),
-        key_serde or serdes.BYTES,
-        migrating(value_serde or serdes.BYTES, migrate),
-        None if segment_interval_ms is None else span_ms(segment_interval_ms),
-    )
+    spans = (history_retention_ms, segment_interval_ms)
+    return versioned_spec(name, *spans, key_serde, value_serde, migrate, persistent=True)
 
 
 @overload
@@ -540,16 +511,7 @@ def in_memory_versioned_key_value_store(
     *,
     key_serde: Serde[K],
     value_serde: Serde[V],
-) -> VersionedSpec[K, V]: ...
-@overload
-def in_memory_versioned_key_value_store(
-    name: str,
-    history_retention_ms: Span,
-    segment_interval_ms: Span | None = None,
-    *,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-    migrate: Migrations,
+    migrate: Migrations = None,
 ) -> VersionedSpec[K, V]: ...
 def in_memory_versioned_key_value_store(
     name: str,
@@ -565,11 +527,26 @@ def in_memory_versioned_key_value_store(
     Parameters (milliseconds or a timedelta) and errors are those of
     `persistent_versioned_key_value_store`.
     """
+    spans = (history_retention_ms, segment_interval_ms)
+    return versioned_spec(name, *spans, key_serde, value_serde, migrate, persistent=False)
+
+
+def versioned_spec(
+    name: str,
+    history_retention: Span,
+    segment_interval: Span | None,
+    key_serde: Serde[Any] | None,
+    value_serde: Serde[Any] | None,
+    migrate: Migrations,
+    *,
+    persistent: bool,
+) -> VersionedSpec[Any, Any]:
+    """Return the spec of a versioned store; see `persistent_versioned_key_value_store`."""
     return VersionedSpec(
         name,
-        span_ms(history_retention_ms),
+        span_ms(history_retention),
         key_serde or serdes.BYTES,
         migrating(value_serde or serdes.BYTES, migrate),
-        None if segment_interval_ms is None else span_ms(segment_interval_ms),
-        persistent=False,
+        None if segment_interval is None else span_ms(segment_interval),
+        persistent=persistent,
     )

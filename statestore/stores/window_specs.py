@@ -73,7 +73,7 @@ def persistent_window_store(
     end.
     """
     values = migrating(value_serde or serdes.BYTES, migrate)
-    return _window_spec(name, size_ms, retention_ms, key_serde, values, persistent=True)
+    return window_spec(name, size_ms, retention_ms, key_serde, values, persistent=True)
 
 
 @overload
@@ -136,7 +136,7 @@ def in_memory_window_store(
     Parameters (milliseconds or a timedelta) and errors are those of `persistent_window_store`.
     """
     values = migrating(value_serde or serdes.BYTES, migrate)
-    return _window_spec(name, size_ms, retention_ms, key_serde, values, persistent=False)
+    return window_spec(name, size_ms, retention_ms, key_serde, values, persistent=False)
 
 
 @overload
@@ -195,7 +195,7 @@ def persistent_session_store(
     retention is negative.
     """
     values = migrating(value_serde or serdes.BYTES, migrate)
-    return _session_spec(name, retention_ms, key_serde, values, persistent=True)
+    return session_spec(name, retention_ms, key_serde, values, persistent=True)
 
 
 @overload
@@ -252,10 +252,10 @@ def in_memory_session_store(
     Parameters (milliseconds or a timedelta) and errors are those of `persistent_session_store`.
     """
     values = migrating(value_serde or serdes.BYTES, migrate)
-    return _session_spec(name, retention_ms, key_serde, values, persistent=False)
+    return session_spec(name, retention_ms, key_serde, values, persistent=False)
 
 
-def _window_spec(
+def window_spec(
     name: str,
     size_ms: Span,
     retention_ms: Span,
@@ -264,6 +264,7 @@ def _window_spec(
     *,
     persistent: bool,
 ) -> WindowSpec[Any, Any]:
+    """Return the spec of a window store that processors write; see `persistent_window_store`."""
     size, retention = span_ms(size_ms), span_ms(retention_ms)
     if size <= 0:
         raise Misuse(f"store {name!r}: windows of {size} ms: the size must be positive")
@@ -285,7 +286,7 @@ def _window_spec(
     )
 
 
-def _session_spec(
+def session_spec(
     name: str,
     retention_ms: Span,
     key_serde: Serde[Any] | None,
@@ -293,6 +294,7 @@ def _session_spec(
     *,
     persistent: bool,
 ) -> SessionSpec[Any, Any]:
+    """Return the spec of a session store that processors write; see `persistent_session_store`."""
     retention = span_ms(retention_ms)
     if retention < 0:
         raise Misuse(f"store {name!r}: retention {retention} ms is negative: pass 0 or more")

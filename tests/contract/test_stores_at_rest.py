@@ -20,7 +20,7 @@ from click.testing import CliRunner
 import statestore as ss
 from statestore import serdes
 from statestore.cli import cli
-from statestore.errors import StateStoreError, TaskCorrupted, Unavailable
+from statestore.errors import Misuse, StateStoreError, TaskCorrupted, Unavailable
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import claim, read_owner
 from statestore.model.ids import Position, TaskId, TopicPartition
@@ -395,3 +395,19 @@ def test_the_application_may_come_from_the_applications_file(
     assert done.out == "10\n"
     flag = shop.call("stores", "count", "counts", "--state-dir", "elsewhere")
     assert "no application 'shop' in elsewhere" in flag.err
+
+
+def test_a_snapshot_by_a_spec_has_its_serdes_which_no_tool_need_know(shop: Shop) -> None:
+    with ss.open_snapshot(shop.layout.state_dir, "shop", ODD) as odd:
+        assert odd.name == "odd"
+        assert odd.get("o") == "v"
+    with ss.open_snapshot(shop.layout.state_dir, "shop", COUNTS, partition=1) as counts:
+        assert counts.get_many(["k00", "k10"]) == [None, 0]
+
+
+def test_a_spec_of_another_kind_than_the_store_is_refused(shop: Shop) -> None:
+    spec = ss.versioned_key_value_store("counts", 9, key_serde=serdes.STRING)
+    with pytest.raises(
+        Misuse, match=r"'counts' is a keyvalue store, .* of a versioned store: pass"
+    ):
+        ss.open_snapshot(shop.layout.state_dir, "shop", spec)

@@ -92,8 +92,12 @@ def test_get_finds_the_last_hopping_window_a_time_lies_in(tmp_path: Path) -> Non
     shop = shop_in(tmp_path, ss.HoppingWindows(20, 10, retention_ms=30))
     assert shop.said("stores", "get", "counts", "a", "--as-of", "19") == [["2"]]
     assert shop.said("stores", "get", "counts", "b", "--as-of", "39") == [["4"]]
+    expected = [(Windowed("a", 0, 20), 1), (Windowed("a", 10, 30), 2)]
     with ss.open_snapshot(shop.layout.state_dir, "shop", "counts") as counts:
-        assert list(counts.fetch("a")) == [(Windowed("a", 0, 20), 1), (Windowed("a", 10, 30), 2)]
+        assert list(counts.fetch("a")) == expected
+    spec = ss.window_store("counts", 20, 30, key_serde=serdes.STRING, value_serde=serdes.INT64)
+    with ss.open_snapshot(shop.layout.state_dir, "shop", spec) as same:
+        assert list(same.fetch("a")) == expected
 
 
 def test_the_end_of_a_sliding_window_belongs_to_it(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ PINNED = """
     VersionedRecord VersionedSpec WindowSpec WindowStore Windowed errors
     in_memory_key_value_store in_memory_session_store
     in_memory_versioned_key_value_store in_memory_window_store
+    key_value_store session_store versioned_key_value_store window_store
     open_snapshot open_store persistent_key_value_store persistent_session_store
     persistent_versioned_key_value_store persistent_window_store run serdes
     timer_store

@@ -61,6 +61,19 @@ RATES = ss.persistent_versioned_key_value_store(
 assert_type(TOTALS, ss.KeyValueSpec[str, int])
 assert_type(RATES, ss.VersionedSpec[str, float])
 assert_type(ss.persistent_key_value_store("raw"), ss.KeyValueSpec[bytes, bytes])
+assert_type(ss.key_value_store("raw", in_memory=True), ss.KeyValueSpec[bytes, bytes])
+assert_type(
+    ss.key_value_store("kv", ttl=timedelta(1), value_serde=serdes.INT64),
+    ss.KeyValueSpec[bytes, int],
+)
+assert_type(
+    ss.versioned_key_value_store("v", 10, key_serde=serdes.STRING), ss.VersionedSpec[str, bytes]
+)
+assert_type(
+    ss.window_store("w", 1, retention=9, key_serde=serdes.STRING, value_serde=serdes.INT64),
+    ss.WindowSpec[str, int],
+)
+assert_type(ss.session_store("s", 9, in_memory=True), ss.SessionSpec[bytes, bytes])
 assert_type(
     ss.in_memory_key_value_store("by-name", key_serde=serdes.STRING), ss.KeyValueSpec[str, bytes]
 )
@@ -443,6 +456,20 @@ def tested() -> int:
         assert_type(totals, ss.KeyValueStore[str, int])
         assert_type(driver.store("totals"), Any)
         return totals.get("a", 0)
+
+
+def snapshots(state_dir: str) -> None:
+    with ss.open_snapshot(state_dir, "shop", TOTALS) as totals:
+        assert_type(totals, ss.ReadOnlyKeyValueStore[str, int])
+        shown(totals)
+    with ss.open_snapshot(state_dir, "shop", RATES, export="latest") as rates:
+        assert_type(rates, ss.ReadOnlyVersionedKeyValueStore[str, float])
+    with ss.open_snapshot(state_dir, "shop", SEEN, partition=1) as seen:
+        assert_type(seen, ss.ReadOnlyWindowStore[str, bytes])
+    with ss.open_snapshot(state_dir, "shop", VISITS) as visits:
+        assert_type(visits, ss.ReadOnlySessionStore[str, int])
+    named = ss.open_snapshot(state_dir, "shop", "totals", key_serde=serdes.STRING)
+    assert_type(named, Any)
 
 
 def written(rates: ss.VersionedKeyValueStore[str, float]) -> ss.PutResult:
