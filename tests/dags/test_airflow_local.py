@@ -19,6 +19,8 @@ import psutil
 import pytest
 from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
+from tests import processes as processes_rig
+
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,6 +105,13 @@ def local(
     )
 
 
+def prepared(project: Path) -> None:
+    """The home as each command leaves it that calls Airflow, without the import of Airflow."""
+    code = "from scripts import airflow_local; airflow_local.environment()"
+    python = [sys.executable, "-c", code]
+    processes_rig.run(python, cwd=project, env=environment(), timeout=DEADLINE_S, check=True)
+
+
 def query(project: Path, sql: str) -> list[Any]:
     with sqlite3.connect(project / ".scratch" / "airflow" / "airflow.db") as database:
         rows = database.execute(sql).fetchall()
@@ -170,13 +179,11 @@ def test_run_that_is_stopped_leaves_no_process(project: Path) -> None:
     assert processes(project) == []
 
 
-def test_the_configuration_holds_nothing_deprecated_or_unknown(project: Path) -> None:
+def test_the_configuration_holds_nothing_deprecated_or_unknown_and_its_secrets_are_for_their_owner(
+    project: Path,
+) -> None:
     done = local(project, "airflow", "config", "lint")
     assert "No issues found" in done.stdout, done.stdout + done.stderr
-
-
-def test_generated_secrets_are_readable_by_their_owner_only(project: Path) -> None:
-    local(project, "airflow", "version")
     secrets = list((project / ".scratch" / "airflow" / "secrets").iterdir())
     assert len(secrets) == 3
     assert all(mode(secret) == 0o600 for secret in secrets)
@@ -189,10 +196,10 @@ def test_what_lies_beside_airflows_database_is_for_its_owner_only(project: Path)
     passwords.write_text("{}", encoding="utf-8")
     home.chmod(0o755)
     passwords.chmod(0o644)  # as an earlier version left it
-    local(project, "airflow", "version")
+    prepared(project)
     assert (mode(home), mode(passwords)) == (0o700, 0o600)
     passwords.unlink()
-    local(project, "airflow", "version")
+    prepared(project)
     assert (mode(passwords), passwords.read_text(encoding="utf-8")) == (0o600, "")
 
 

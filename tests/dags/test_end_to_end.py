@@ -44,24 +44,23 @@ def demo(kafka: LocalKafka, folder: Path) -> tuple[str, dict[str, object]]:
 
 
 def test_the_demo_counts_every_flight_once_and_a_second_run_has_nothing_to_do(
-    tmp_path: Path,
+    kafka: LocalKafka, tmp_path: Path
 ) -> None:
-    with LocalKafka() as kafka:
-        shown, first = demo(kafka, tmp_path)
-        # Once from the topic, once from the repartition topic.
-        assert first["records_in"] == 2 * FLIGHTS
-        assert first["stream_tasks"] == 8
-        assert first["caught_up"] is True
-        assert "58,665" in shown, "United's flights of the year are in the table"
-        # The same application without Airflow and Spark: same lock, same offsets.
-        settings = Settings.from_mapping(
-            {
-                "application.id": "flights",
-                "bootstrap.servers": kafka.bootstrap_servers,
-                "state.dir": str(tmp_path / "state"),
-                "processing.guarantee": "exactly_once",
-            }
-        )
-        second = run(topology(), settings)
-        assert second.records_in == 0
-        assert second.caught_up
+    shown, first = demo(kafka, tmp_path)
+    # Once from the topic, once from the repartition topic.
+    assert first["records_in"] == 2 * FLIGHTS
+    assert first["stream_tasks"] == 8
+    assert first["caught_up"] is True
+    assert "58,665" in shown, "United's flights of the year are in the table"
+    # The same application without Airflow and Spark: same lock, same offsets.
+    settings = Settings.from_mapping(
+        {
+            "application.id": "flights",
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "state.dir": str(tmp_path / "state"),
+            "processing.guarantee": "exactly_once",
+        }
+    )
+    second = run(topology(), settings)
+    assert second.records_in == 0
+    assert second.caught_up

@@ -1,11 +1,20 @@
-"""Brokers that ask for a password, by SASL's PLAIN."""
+"""Brokers that ask for a password, by SASL's PLAIN, and one that is gone."""
 
 from collections.abc import Iterator, Mapping
 
 import pytest
 
 from statestore.testing.local_kafka import LocalKafka
-from tests.kafka.run_rig import PASSWORD, USER, App, assert_refused, counted, updates_in_order
+from tests.kafka.run_rig import (
+    PASSWORD,
+    USER,
+    App,
+    assert_refused,
+    counted,
+    end_of,
+    running,
+    updates_in_order,
+)
 
 pytestmark = pytest.mark.kafka
 
@@ -37,8 +46,15 @@ def test_a_wrong_password_is_a_mistake_that_is_not_retried(
     assert "battery" not in ended.err + ended.out
 
 
-def test_a_broker_that_is_gone_is_no_wrong_password(app: App) -> None:
+def test_a_broker_that_is_gone_is_told_in_a_few_lines_and_is_no_wrong_password(app: App) -> None:
     servers = f"--bootstrap-servers={app.kafka.sasl_servers}"
-    app.kafka.stop_broker(0)
+    process = app.start("--run-for=300s", servers, "--set=default.api.timeout.ms=4000")
+    running(app, process, lambda: sum(app.committed().values()) == 20)
+    app.kafka.kill_broker(0)
+    ended = end_of(process, 0)
+    assert ended.code == 7, ended.err
+    assert "Traceback" not in ended.err, ended.err
+    assert len(ended.err.splitlines()) < 60, ended.err
+    assert "Unavailable" in ended.message
     ended = app.run(servers, "--set=default.api.timeout.ms=2000")
     assert_refused(ended, 7, "Unavailable", "did not answer")

@@ -47,8 +47,10 @@ def test_fields_of_objects_are_columns_of_sql(spark: SparkSession, state_dir: Pa
     ).collect()
     assert tuple(row) == ("k", "ann", "2026-01-02 00:00:00", 3, 1.5)
     for store in ("trees", "places", "models", "sales", "loose"):
-        assert frame(spark, state_dir, store).count() == 1
-        assert frame(spark, state_dir, store).first() is not None
+        (row,) = frame(spark, state_dir, store).collect()
+        assert row is not None
+    assert frame(spark, state_dir, "loose").count() == 1
+    assert frame(spark, state_dir, "loose").first() is not None
     (sale,) = frame(spark, state_dir, "sales").select("value.*").collect()
     assert sale["cents"] == 5
     assert sale["at"].replace(tzinfo=NOON.tzinfo) == NOON
