@@ -26,6 +26,10 @@ os.environ.setdefault("AIRFLOW__CORE__DAGS_FOLDER", str(ROOT / "dags"))
 _PROCESS = os.environ.get("PYTEST_XDIST_WORKER", "alone")
 os.environ.setdefault("AIRFLOW_HOME", str(ROOT / ".scratch" / f"airflow-tests-{_PROCESS}"))
 
+# jsonschema makes dozens of grammars of it, for a second in each process, to check addresses: no
+# schema of ours or of Airflow's asks for that.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # it is not there
+
 _REQUIRED = os.environ.get("REQUIRE_KAFKA") == "1"
 _SLOW_MACHINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 

@@ -35,6 +35,14 @@ def commit_seed() -> int:
     return int(told[:7] or "0", 16)
 
 
+def first_of(values: Iterable[object], count: int = 1) -> list[Any]:
+    """Parameters: the first few for the first tier, the others for the second."""
+    return [
+        pytest.param(value, marks=[] if place < count else pytest.mark.thorough)
+        for place, value in enumerate(values)
+    ]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules that cost most come first, or all processes wait for one of them in the end."""
     kept = json.loads((ROOT / "tests" / "times.json").read_text(encoding="utf-8"))

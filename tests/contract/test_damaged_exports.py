@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from statestore import faults
 from statestore.cli import cli
@@ -292,26 +292,30 @@ def test_a_verification_killed_leaves_what_the_next_one_sets_aside(
 ) -> None:
     rig.export()
     path = damage(rig)
-    command = [sys.executable, "-m", "statestore", "exports", "verify"]
     where = [f"--application-id={APPLICATION}", f"--target={rig.target}", "--json"]
+    command = ["exports", "verify", *where]
 
-    def call(crash_at: str = "") -> subprocess.CompletedProcess[str]:
+    def process(crash_at: str = "") -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: crash_at}
+        program = [sys.executable, "-m", "statestore"]
         return subprocess.run(
-            [*command, *where], env=env, capture_output=True, text=True, timeout=100, check=False
+            [*program, *command], env=env, capture_output=True, text=True, timeout=100, check=False
         )
 
-    assert call(point).returncode == -signal.SIGKILL
+    def call() -> Result:
+        return CliRunner().invoke(cli, command)
+
+    assert process(point).returncode == -signal.SIGKILL
     assert path.exists() == (point == CrashPoint.VERIFY_RECORDED)
     (lease,) = (rig.target / APPLICATION / "prunings").iterdir()
-    assert call().returncode == Locked.exit_code
+    assert isinstance(call().exception, Locked)
     lease.unlink()  # It has run out.
-    ended = call()
+    ended = process()
     assert ended.returncode == 2
     assert json.loads(ended.stdout)["error"]["class"] == "ExportDamaged"
     assert len(set_aside(rig)) == 2
     assert rig.export().files_uploaded == 1
-    assert call().returncode == 0
+    assert call().exit_code == 0
 
 
 # Manifests.

@@ -26,6 +26,7 @@ from tests.builders import DEADLINE_S, ManualClock
 from tests.contract.export_rig import ExportRig
 from tests.contract.task_rig import APPLICATION
 from tests.relocation_rig import in_memory_folder
+from tests.tiers import first_of
 
 ENDLESS = 1 << 42
 
@@ -116,7 +117,7 @@ def asking(rig: ExportRig) -> list[Callable[[], object]]:
     ]
 
 
-@pytest.mark.parametrize("put", [fifo, device, endless])
+@pytest.mark.parametrize("put", first_of([fifo, device, endless]))
 def test_nobody_waits_for_a_file_of_a_state_dir_or_a_target(
     exported: ExportRig, put: Callable[[Path], None]
 ) -> None:

@@ -19,6 +19,7 @@ from statestore.errors import HostFailure, Locked, Misuse, StoreClosed, TaskCorr
 from tests.builders import DEADLINE_S
 from tests.contract.conftest import MEMORY, TABLES, fails, rocks_rows
 from tests.contract.rocks_child import KEYS, write
+from tests.tiers import first_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TUNING = RocksTuning(memory=MEMORY)
@@ -81,10 +82,11 @@ def test_with_the_log_on_each_write_survives_a_kill_without_flush(folder: Path) 
     assert commit_on_disk(folder) == 2
 
 
+@pytest.mark.parametrize("kills", first_of([4, 16]))
 def test_a_kill_at_any_moment_leaves_one_whole_commit_no_older_than_the_last_flush(
-    folder: Path,
+    folder: Path, kills: int
 ) -> None:
-    for kill in range(8):
+    for kill in range(kills):
         process = child("write_until_killed", folder)
         assert process.stdout is not None
         durable = 0
@@ -219,7 +221,8 @@ def one_commit(folder: Path) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+# Of stores, test_store_damage.py has all of them in the first tier.
+@pytest.mark.parametrize("damage", first_of(DAMAGES))
 def test_a_damaged_folder_is_corrupted_when_opened(folder: Path, damage: str) -> None:
     one_commit(folder)
     for log in folder.glob("*.log"):  # RocksDB would notice a lost CURRENT by this file only

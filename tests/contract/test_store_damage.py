@@ -44,7 +44,7 @@ AT_OPEN: dict[str, Callable[[Path], None]] = {
 READING = """
 import json, sys
 import statestore as ss
-folder, keys = sys.argv[1], [b"%04d" % number for number in range(300)]
+keys = [b"%04d" % number for number in range(300)]
 def said(action):
     try:
         return action()
@@ -70,61 +70,70 @@ reads = {
     "reader all": lambda: whole(value for _, value in store.reader("READ_COMMITTED").all()),
     "delete_range": lambda: store.delete_range(None, None) or "done",
 }
-found = {"open": said(opened)}
-if found["open"] == "done":
-    found |= {name: said(read) for name, read in reads.items()}
-    store.rollback()
-    store.close()
-print(json.dumps(found))
+for folder in sys.argv[1:]:
+    found = {"open": said(opened)}
+    if found["open"] == "done":
+        found |= {name: said(read) for name, read in reads.items()}
+        store.rollback()
+        store.close()
+    print(json.dumps(found))
 """
+
+
+def filled(home: Path) -> Path:
+    """300 rows on disk."""
+    with ss.open_store(SPEC, home) as store:
+        store.put_all([(key, VALUE) for key in KEYS])
+        store.commit({ss.TopicPartition("log", 0): 300})
+    return home / "prices"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """300 rows on disk."""
-    with ss.open_store(SPEC, tmp_path) as store:
-        store.put_all([(key, VALUE) for key in KEYS])
-        store.commit({ss.TopicPartition("log", 0): 300})
-    return tmp_path / "prices"
+    return filled(tmp_path)
 
 
-def read_elsewhere(folder: Path) -> dict[str, str]:
-    """What another process says of each way to read."""
-    with child(READING, folder.parent) as process:
+def read_elsewhere(*folders: Path) -> list[dict[str, str]]:
+    """What another process says of each way to read each of them."""
+    with child(READING, *(folder.parent for folder in folders)) as process:
         output, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors
-    found: dict[str, str] = json.loads(output)
+    found: list[dict[str, str]] = [json.loads(line) for line in output.splitlines()]
+    assert len(found) == len(folders)
     return found
 
 
-@pytest.mark.parametrize("damage", AT_OPEN)
-def test_a_store_with_damaged_files_is_corrupted_when_opened(folder: Path, damage: str) -> None:
-    for log in folder.glob("*.log"):
-        log.unlink()
-    AT_OPEN[damage](folder)
-    said = read_elsewhere(folder)["open"]
-    assert said.startswith("TaskCorrupted")
-    assert str(folder) in said
+def test_a_store_with_damaged_files_is_corrupted_when_opened(tmp_path: Path) -> None:
+    folders = {name: filled(tmp_path / name) for name in AT_OPEN}
+    for name, folder in folders.items():
+        for log in folder.glob("*.log"):
+            log.unlink()
+        AT_OPEN[name](folder)
+    for name, found in zip(folders, read_elsewhere(*folders.values()), strict=True):
+        assert found["open"].startswith("TaskCorrupted"), name
+        assert str(folders[name]) in found["open"], name
 
 
 def test_a_flipped_byte_is_corruption_of_that_store_for_whoever_reads_it_first(
     folder: Path,
 ) -> None:
     flip(biggest_sst(folder))
-    found = read_elsewhere(folder)
+    (found,) = read_elsewhere(folder)
     assert found.pop("open") == "done"
     for way, said in found.items():
         assert said.startswith("TaskCorrupted of prices"), (way, said)
         assert str(folder) in said
 
 
-@pytest.mark.parametrize("damage", [flip, shorten, Path.unlink])
-@pytest.mark.parametrize("files", ["OPTIONS-*", "IDENTITY", "rocksdict-config.json"])
-def test_files_without_rows_may_be_damaged_and_every_row_is_still_right(
-    folder: Path, files: str, damage: Callable[[Path], None]
-) -> None:
-    damage(max(folder.glob(files)))
-    assert set(read_elsewhere(folder).values()) == {"done"}
+def test_files_without_rows_may_be_damaged_and_every_row_is_still_right(tmp_path: Path) -> None:
+    folders = {}
+    for files in ("OPTIONS-*", "IDENTITY", "rocksdict-config.json"):
+        for number, damage in enumerate((flip, shorten, Path.unlink)):
+            folder = filled(tmp_path / f"{files}-{number}")
+            damage(max(folder.glob(files)))
+            folders[f"{files} {damage.__name__}"] = folder
+    for name, found in zip(folders, read_elsewhere(*folders.values()), strict=True):
+        assert set(found.values()) == {"done"}, name
 
 
 KILLED = """
@@ -148,7 +157,7 @@ def test_a_flipped_byte_in_the_log_of_a_killed_store_is_corruption_and_loses_no_
     folder = tmp_path / "prices"
     if not sound:
         flip(max(folder.glob("*.log"), key=lambda file: file.stat().st_size))
-    said = read_elsewhere(folder)
+    (said,) = read_elsewhere(folder)
     if sound:
         assert set(said.values()) == {"done"}
     else:
@@ -157,7 +166,8 @@ def test_a_flipped_byte_in_the_log_of_a_killed_store_is_corruption_and_loses_no_
 
 
 def test_sound_files_read_as_sound(folder: Path) -> None:
-    assert set(read_elsewhere(folder).values()) == {"done"}
+    (found,) = read_elsewhere(folder)
+    assert set(found.values()) == {"done"}
 
 
 # In a stream task.

@@ -29,12 +29,12 @@ KNOWN = {"python", "pycon", "console", "toml", "text"}
 # What the blocks of a page start.
 APPLICATIONS = "# statestore.toml\n"
 STARTS = {
-    "guides-airflow": [pytest.mark.airflow],
-    "guides-security": [pytest.mark.kafka],
+    "guides-airflow": [pytest.mark.airflow, pytest.mark.thorough],
+    "guides-security": [pytest.mark.kafka, pytest.mark.thorough],
     "guides-serving": [pytest.mark.kafka],
     "guides-spark": [pytest.mark.kafka, pytest.mark.spark, pytest.mark.thorough],
     "guides-testing": [pytest.mark.kafka],
-    "guides-without-spark": [pytest.mark.kafka],
+    "guides-without-spark": [pytest.mark.kafka, pytest.mark.thorough],
 }
 
 

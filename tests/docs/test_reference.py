@@ -17,6 +17,9 @@ from scripts import reference_names
 from statestore import errors
 from tests.builders import ROOT
 
+# `make check` reads all sources; the first tier does not do so again.
+pytestmark = pytest.mark.thorough
+
 FACES = ("statestore", "statestore.airflow", "statestore.spark", "statestore.testing")
 # Its module is on the page, as that names the options; the face loads it late.
 ELSEWHERE = {"statestore.spark.TransactionalStore": "statestore.spark.datasource"}

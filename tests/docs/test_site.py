@@ -10,6 +10,9 @@ import pytest
 
 from tests.builders import ROOT
 
+# `make check` builds the site; the first tier does not do so again.
+pytestmark = pytest.mark.thorough
+
 BUILD_S = 120
 # What a browser loads by itself. A link that a reader may follow is no part of it.
 LOADED = re.compile(

@@ -12,7 +12,7 @@ from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT
 from tests.docs.shell_page import Step, steps, type_into_shell
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.thorough]
 
 EXPIRE_ALWAYS = {"log.retention.check.interval.ms": 500, "log.initial.task.delay.ms": 500}
 A_WEEK = {"retention.ms": 604_800_000}

@@ -14,6 +14,7 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.testing import TopologyTestDriver
+from tests.tiers import first_of
 
 Made = list[tuple[Any, Any, int]]
 
@@ -174,9 +175,7 @@ def arrivals_of(chance: random.Random, late: int, pace: int) -> list[Arrival]:
     return [*found, Arrival("stream", "z", "end", now + 10_000)]
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 4))]
-)
+@pytest.mark.parametrize("seed", first_of(range(4)))
 @pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("grace_ms", [RETENTION, RETENTION // 3])

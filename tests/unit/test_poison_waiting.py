@@ -20,7 +20,7 @@ from statestore.topology.dsl.streams import KStream
 from statestore.topology.graph import Topology
 from tests.unit.poison_rig import GUARANTEES, POISON, dropped, settings, texts, value_of
 
-COUNT = 250
+COUNT, FEW = 250, 140
 GRACE_MS = 10
 
 
@@ -83,24 +83,33 @@ def orders(poison: Iterable[int], count: int = COUNT) -> list[Record[Any, Any]]:
     ]
 
 
+# A commit each costs most.
+COMMITS = [
+    pytest.param("continue", True, id="continue-one commit"),
+    pytest.param("dead_letter", True, id="dead_letter-one commit"),
+    pytest.param("dead_letter", False, id="dead_letter-a commit each"),
+    pytest.param("continue", False, id="continue-a commit each", marks=pytest.mark.thorough),
+]
+
+
 def came_out(driver: TopologyTestDriver) -> list[str]:
     return [record.value.partition("+")[0] for record in driver.read("out")]
 
 
 @pytest.mark.parametrize("below", BELOW)
-@pytest.mark.parametrize("handler", ["continue", "dead_letter"])
-@pytest.mark.parametrize("at_once", [True, False], ids=["one commit", "a commit each"])
+@pytest.mark.parametrize(("handler", "at_once"), COMMITS)
 def test_only_the_waiting_record_is_passed_over(below: str, handler: str, *, at_once: bool) -> None:
     poison = [20, 21, 130]
     with TopologyTestDriver(waiting(below), settings(handler)) as driver:
-        rows = orders(poison)
+        count = COUNT if at_once else FEW
+        rows = orders(poison, count)
         for lot in [rows] if at_once else [[row] for row in rows]:
             driver.pipe_all("in", lot)
         driver.pipe("in", "end", "v", 10_000)
         assert dropped(driver) == len(poison)
-        wanted = [f"v{i}" for i in range(COUNT) if i not in poison]
+        wanted = [f"v{i}" for i in range(count) if i not in poison]
         assert came_out(driver) == wanted
-        assert len(list(driver.store("counts").all())) == COUNT + 1, "every record is counted"
+        assert len(list(driver.store("counts").all())) == count + 1, "every record is counted"
         dead = driver.read("dead") if handler == "dead_letter" else []
         assert [record.key for record in dead] == [
             b"k%d" % i for i in poison if handler == "dead_letter"
@@ -185,8 +194,7 @@ def closing(below: str, how: str = "on close") -> Topology:
 
 
 @pytest.mark.parametrize("below", [name for name in BELOW if name != "the join's function"])
-@pytest.mark.parametrize("handler", ["continue", "dead_letter"])
-@pytest.mark.parametrize("at_once", [True, False], ids=["one commit", "a commit each"])
+@pytest.mark.parametrize(("handler", "at_once"), COMMITS)
 @pytest.mark.parametrize("how", STORES)
 def test_only_the_result_of_a_window_is_passed_over(
     below: str, handler: str, how: str, *, at_once: bool
@@ -194,12 +202,13 @@ def test_only_the_result_of_a_window_is_passed_over(
     poison = [20, 21, 130]
     topology = closing(below, how)
     with TopologyTestDriver(topology, settings(handler)) as driver:
-        rows = orders(poison)
+        count = COUNT if at_once else FEW
+        rows = orders(poison, count)
         for lot in [rows] if at_once else [[row] for row in rows]:
             driver.pipe_all("in", lot)
         driver.pipe("in", "end", "v", 10_000)
-        assert sorted(came_out(driver)) == sorted(f"v{i}" for i in range(COUNT) if i not in poison)
-        assert len(list(driver.store("counts").all())) == COUNT + 1
+        assert sorted(came_out(driver)) == sorted(f"v{i}" for i in range(count) if i not in poison)
+        assert len(list(driver.store("counts").all())) == count + 1
         assert dropped(driver) == len(poison)
         if handler == "dead_letter":
             dead = {record.key: record for record in driver.read("dead")}
