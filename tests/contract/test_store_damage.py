@@ -126,12 +126,14 @@ def test_a_flipped_byte_is_corruption_of_that_store_for_whoever_reads_it_first(
 
 
 def test_files_without_rows_may_be_damaged_and_every_row_is_still_right(tmp_path: Path) -> None:
+    damages: dict[str, Callable[[Path], None]]
+    damages = {"flipped": flip, "shortened": shorten, "gone": Path.unlink}
     folders = {}
     for files in ("OPTIONS-*", "IDENTITY", "rocksdict-config.json"):
-        for number, damage in enumerate((flip, shorten, Path.unlink)):
-            folder = filled(tmp_path / f"{files}-{number}")
+        for how, damage in damages.items():
+            folder = filled(tmp_path / f"{files} {how}")
             damage(max(folder.glob(files)))
-            folders[f"{files} {damage.__name__}"] = folder
+            folders[f"{files} {how}"] = folder
     for name, found in zip(folders, read_elsewhere(*folders.values()), strict=True):
         assert set(found.values()) == {"done"}, name
 
