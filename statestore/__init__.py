@@ -32,7 +32,7 @@ _INSTEAD = {
     "Grouped": "pass name=, key_serde= and value_serde= to group_by()",
     "Repartitioned": "pass partitions= and others to repartition()",
     "Named": "pass name= to the operator",
-    "Joined": "pass name= and grace_ms= to join()",
+    "Joined": "pass name= and grace= to join()",
     "StreamJoined": "pass name= to join()",
     "TableJoined": "pass name= to join()",
     "Branched": "call split({name: predicate})",

@@ -31,12 +31,12 @@ def patient() -> ss.Topology:
 
 def _joined(grace: timedelta) -> ss.Topology:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
-    kept = ss.Materialized("weather", history_retention_ms=HISTORY)
+    kept = ss.Materialized("weather", history_retention=HISTORY)
     weather = b.table(WEATHER_TOPIC, materialized=kept, name="weather-table")
     (
         b.stream(FLIGHTS_TOPIC, name="flights")
         .map(by_origin, name="by-origin")
-        .left_join(weather, with_weather, grace_ms=grace, name="flights-by-origin")
+        .left_join(weather, with_weather, grace=grace, name="flights-by-origin")
         .to(JOINED_TOPIC, name="flights-weather")
     )
     return b.build()

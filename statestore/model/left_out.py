@@ -20,10 +20,10 @@ OTHER: Final = "other"
 _TOLD: Final = 5
 _HANDLED: Final = "the log has the first of them; correct the records or the pipeline"
 _REMEDIES: Final = {
-    "late": "records that come out of order need a larger grace_ms",
+    "late": "records that come out of order need a larger grace",
     "null_key": "give them a key, or filter() them out",
     "null_key_or_value": "give them a key and a value, or filter() them out",
-    "older_than_history": "they need a larger history_retention_ms",
+    "older_than_history": "they need a larger history_retention",
     "negative_timestamp": "look at what the timestamp extractor returns",
     "deserialization": _HANDLED,
     "processing": _HANDLED,

@@ -146,7 +146,7 @@ def open_store(
         raise Misuse(f"store {spec.name!r} is persistent: pass the directory it lives in")
     if expires(spec):
         raise Misuse(
-            f"store {spec.name!r}: ttl_ms goes by the stream time of a task, which a store on its "
+            f"store {spec.name!r}: ttl goes by the stream time of a task, which a store on its "
             "own does not have: leave it out, or give the store to process()"
         )
     path = None if directory is None else Path(directory) / spec.name

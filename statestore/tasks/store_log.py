@@ -102,7 +102,7 @@ class OwnChangelog:
             if has_versions(batch):
                 raise TopologyMismatch(
                     f"changelog {self.tp.topic} has the versions of a store with history, and the "
-                    "store of the pipeline has none: give it history_retention_ms again, give the "
+                    "store of the pipeline has none: give it history_retention again, give the "
                     "plain store another name, or process everything anew with `statestore reset`"
                 )
             times = true_times(batch)

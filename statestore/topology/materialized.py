@@ -9,6 +9,7 @@ from typing_extensions import TypeVar
 
 from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse
+from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import Serde
 from statestore.stores.kinds.registry import expires, keeps_history, kind_of
@@ -49,7 +50,7 @@ class Materialized(Generic[K, V]):
         self,
         store: str,
         *,
-        history_retention_ms: Span | None = None,
+        history_retention: Span | None = None,
         caching: bool = True,
         changelog_config: Mapping[str, str] = NO_CONFIG,
         key_serde: Serde[K] | None = None,
@@ -96,11 +97,12 @@ class Materialized(Generic[K, V]):
         value_serde: Serde[V],
         migrate: Migrations = None,
     ) -> None: ...
+    @renamed(history_retention="history_retention_ms")
     def __init__(
         self,
         store: str | KeyValueSpec[Any, Any] | VersionedSpec[Any, Any],
         *,
-        history_retention_ms: Span | None = None,
+        history_retention: Span | None = None,
         caching: bool = True,
         changelog_config: Mapping[str, str] = NO_CONFIG,
         key_serde: Serde[Any] | None = None,
@@ -113,19 +115,19 @@ class Materialized(Generic[K, V]):
                 f"Materialized takes the name or the spec of a key-value store, not a "
                 f"{type(given).__name__}: pass a store of your own to process()"
             )
-        if history_retention_ms is not None and not isinstance(given, str):
+        if history_retention is not None and not isinstance(given, str):
             raise Misuse(
-                "Materialized takes history_retention_ms with a store's name only: a spec itself "
+                "Materialized takes history_retention with a store's name only: a spec itself "
                 "says whether its store keeps history"
             )
         if not isinstance(given, str) and expires(given):
             raise Misuse(
                 f"store {given.name!r}: rows of a table or an aggregate do not expire, as what is "
-                "made of them would not learn of it: leave ttl_ms out, or use windows"
+                "made of them would not learn of it: leave ttl out, or use windows"
             )
         fields = {
             "store": store,
-            "history_retention_ms": history_retention_ms,
+            "history_retention_ms": history_retention,
             "caching": caching,
             "changelog_config": changelog_config,
             "key_serde": key_serde,
@@ -149,7 +151,7 @@ class Materialized(Generic[K, V]):
         if keeps_history(made):
             raise InvalidTopology(
                 f"store {made.name!r}: tables, aggregates by key, views and joins keep history, "
-                "but not windows: leave out history_retention_ms, or keep it in a view of them"
+                "but not windows: leave out history_retention, or keep it in a view of them"
             )
         return made
 

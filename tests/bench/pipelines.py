@@ -122,7 +122,7 @@ def enriching() -> ss.Topology:
         .filter(lambda _key, order: order["amount"] >= 100, name="large")
         .join(rows, lambda order, row: {**order, "country": row["country"]}, name="join")
         .group_by_key(name="by-key")
-        .windowed_by(ss.TumblingWindows(60_000, grace_ms=3_600_000))
+        .windowed_by(ss.TumblingWindows(60_000, grace=3_600_000))
         .aggregate(
             int,
             lambda _key, order, total: total + order["amount"],
@@ -138,7 +138,7 @@ def enriching() -> ss.Topology:
 def versions() -> ss.Topology:
     """Each record a version of its row, every update to the output topic."""
     builder = ss.StreamsBuilder()
-    kept = ss.Materialized[bytes, bytes]("rows", history_retention_ms=86_400_000)
+    kept = ss.Materialized[bytes, bytes]("rows", history_retention=86_400_000)
     (
         builder.table(os.environ[INPUT_VARIABLE], materialized=kept, name="rows-in")
         .to_stream(name="updates")
@@ -171,22 +171,22 @@ def json_values() -> ss.Topology:
 
 def windows() -> ss.Topology:
     """Count by key in windows of a second, every updated count to the output topic."""
-    return _counting_in(ss.TumblingWindows(1000, grace_ms=60_000))
+    return _counting_in(ss.TumblingWindows(1000, grace=60_000))
 
 
 def hops() -> ss.Topology:
     """The same in windows that overlap: each record counts in four."""
-    return _counting_in(ss.HoppingWindows(1000, 250, grace_ms=60_000))
+    return _counting_in(ss.HoppingWindows(1000, 250, grace=60_000))
 
 
 def sessions() -> ss.Topology:
     """The same in sessions with a gap of a second."""
-    return _counting_in(ss.SessionWindows(1000, grace_ms=60_000))
+    return _counting_in(ss.SessionWindows(1000, grace=60_000))
 
 
 def slides() -> ss.Topology:
     """The same in sliding windows of a tenth of a second."""
-    return _counting_in(ss.SlidingWindows(100, grace_ms=60_000))
+    return _counting_in(ss.SlidingWindows(100, grace=60_000))
 
 
 def tens() -> ss.Topology:
@@ -226,11 +226,11 @@ def reminding() -> ss.Topology:
 def joining_near() -> ss.Topology:
     """Each record with the version of its key's row at its time, if that is not too old."""
     builder = ss.StreamsBuilder()
-    kept = ss.Materialized[bytes, bytes]("rows", history_retention_ms=86_400_000)
+    kept = ss.Materialized[bytes, bytes]("rows", history_retention=86_400_000)
     rows = builder.table(os.environ[TABLE_VARIABLE], materialized=kept, name="rows-in")
     (
         builder.stream(os.environ[INPUT_VARIABLE], name="records")
-        .left_join(rows, lambda value, row: (row or b"") + value, tolerance_ms=60_000, name="join")
+        .left_join(rows, lambda value, row: (row or b"") + value, tolerance=60_000, name="join")
         .to(os.environ[OUTPUT_VARIABLE], name="joined-out")
     )
     return builder.build()
@@ -241,7 +241,7 @@ def final_windows() -> ss.Topology:
     builder = ss.StreamsBuilder()
     grouped = builder.stream(os.environ[INPUT_VARIABLE], name="records").group_by_key(name="by-key")
     (
-        grouped.windowed_by(ss.TumblingWindows(1000, grace_ms=100))
+        grouped.windowed_by(ss.TumblingWindows(1000, grace=100))
         .count("windows", name="count")
         .suppress(ss.Suppressed.until_window_closes(), name="final")
         .to_stream(name="updates")
@@ -289,7 +289,7 @@ def meeting() -> ss.Topology:
 
 def missing() -> ss.Topology:
     """Each record without a match, once its window has closed, to the output topic."""
-    return _streams_joined(ss.JoinWindows(0, grace_ms=100), left=True)
+    return _streams_joined(ss.JoinWindows(0, grace=100), left=True)
 
 
 def _streams_joined(windows: ss.JoinWindows, *, left: bool) -> ss.Topology:

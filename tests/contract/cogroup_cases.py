@@ -112,6 +112,6 @@ def cogroup_in_sessions(of: Case) -> None:
     both = left.cogroup(lambda _key, value, total: total + value).cogroup(
         right, lambda _key, value, total: total + 10 * value
     )
-    sessions = both.windowed_by(ss.SessionWindows(5, grace_ms=9))
+    sessions = both.windowed_by(ss.SessionWindows(5, grace=9))
     table = sessions.aggregate(int, lambda _key, one, other: one + other, of.kept())
     of.out(table.to_stream())

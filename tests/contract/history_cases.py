@@ -16,7 +16,7 @@ CASES, case = collection()
     | a 3 14        | a [3,[7]] 14  |
 """)
 def join_with_a_view_of_a_table_with_history(of: Case) -> None:
-    kept = ss.Materialized(of.of("right"), history_retention_ms=1000)
+    kept = ss.Materialized(of.of("right"), history_retention=1000)
     table = of.builder.table(of.of("right"), materialized=kept)
     seen = table.filter(lambda _key, value: value > 3).map_values(lambda value: [value])
     of.out(of.stream().join(seen, lambda a, b: [a, b]))
@@ -36,9 +36,9 @@ def join_with_a_view_of_a_table_with_history(of: Case) -> None:
     | a 8 31       |              |
 """)
 def join_with_a_version_that_is_not_too_old(of: Case) -> None:
-    kept = ss.Materialized(of.of("right"), history_retention_ms=1000)
+    kept = ss.Materialized(of.of("right"), history_retention=1000)
     table = of.builder.table(of.of("right"), materialized=kept)
-    of.out(of.stream().join(table, lambda a, b: [a, b], tolerance_ms=5))
+    of.out(of.stream().join(table, lambda a, b: [a, b], tolerance=5))
 
 
 @case("""
@@ -56,10 +56,10 @@ def join_with_a_version_that_is_not_too_old(of: Case) -> None:
     | - 7 32       | - [7,null] 32    |
 """)
 def left_join_with_a_version_of_a_view_that_begins_then(of: Case) -> None:
-    kept = ss.Materialized(of.of("right"), history_retention_ms=1000)
+    kept = ss.Materialized(of.of("right"), history_retention=1000)
     table = of.builder.table(of.of("right"), materialized=kept)
     seen = table.filter(lambda _key, value: value > 3).map_values(lambda value: [value])
-    of.out(of.stream().left_join(seen, lambda a, b: [a, b], tolerance_ms=0))
+    of.out(of.stream().left_join(seen, lambda a, b: [a, b], tolerance=0))
 
 
 @case("""
@@ -73,11 +73,9 @@ def left_join_with_a_version_of_a_view_that_begins_then(of: Case) -> None:
     | right:a 1 60 | a [4,null] 40         |
 """)
 def left_join_with_a_grace_and_a_tolerance(of: Case) -> None:
-    kept = ss.Materialized(of.of("right"), history_retention_ms=1000)
+    kept = ss.Materialized(of.of("right"), history_retention=1000)
     table = of.builder.table(of.of("right"), materialized=kept)
-    met = of.stream().left_join(
-        table, lambda a, b: [a, b], grace_ms=5, tolerance_ms=8, name=of.of("met")
-    )
+    met = of.stream().left_join(table, lambda a, b: [a, b], grace=5, tolerance=8, name=of.of("met"))
     of.out(met)
 
 
@@ -102,7 +100,7 @@ def join_with_an_aggregate_as_of_a_time(of: Case) -> None:
     def add(_key: str, value: int, members: list[int]) -> list[int] | None:
         return [*members, value] if value else None
 
-    kept = ss.Materialized(of.of("kept"), history_retention_ms=1000)
+    kept = ss.Materialized(of.of("kept"), history_retention=1000)
     table = of.stream("right").group_by_key().aggregate(list, add, kept)
     of.out(table.to_stream(), "all")
     of.out(of.stream().join(table, lambda a, b: [a, b]))
@@ -119,7 +117,7 @@ def join_with_an_aggregate_as_of_a_time(of: Case) -> None:
     | 1 0 31       | 1 [0,1] 31   |
 """)
 def join_with_counted_groups_as_of_a_time(of: Case) -> None:
-    kept = ss.Materialized(of.of("kept"), history_retention_ms=1000)
+    kept = ss.Materialized(of.of("kept"), history_retention=1000)
     groups = of.table("right").group_by(lambda key, value: (str(value), key), name=of.of("by"))
     table = groups.count(kept)
     of.out(table.to_stream(), "all")
@@ -149,7 +147,7 @@ def join_with_counted_groups_as_of_a_time(of: Case) -> None:
     | right:a 6 60 | all:a 6 60      |
 """)
 def join_with_a_kept_view_of_a_table_with_history(of: Case) -> None:
-    kept = [ss.Materialized(of.of(n), history_retention_ms=1000) for n in ("right", "kept", "more")]
+    kept = [ss.Materialized(of.of(n), history_retention=1000) for n in ("right", "kept", "more")]
     table = of.builder.table(of.of("right"), materialized=kept[0])
     seen = table.filter(lambda _key, value: value > 3, kept[1])
     of.out(seen.to_stream(), "all")
@@ -172,7 +170,7 @@ def join_with_a_kept_view_of_a_table_with_history(of: Case) -> None:
     | a 6 49       | a [6,[8]] 49    |
 """)
 def join_with_the_history_of_a_view(of: Case) -> None:
-    kept = ss.Materialized(of.of("kept"), history_retention_ms=1000)
+    kept = ss.Materialized(of.of("kept"), history_retention=1000)
     seen = of.table("right").map_values(lambda value: [value], kept, name=of.of("seen"))
     of.out(seen.to_stream(), "all")
     of.out(of.stream().join(seen, lambda a, b: [a, b]))
@@ -194,7 +192,7 @@ def join_with_the_history_of_a_view(of: Case) -> None:
     | a 6 35       | a [6,6] 35      |
 """)
 def join_with_the_history_of_a_join_of_tables(of: Case) -> None:
-    kept = ss.Materialized(of.of("kept"), history_retention_ms=1000)
+    kept = ss.Materialized(of.of("kept"), history_retention=1000)
     both = of.table("right").join(of.table("last"), lambda a, b: a + b, kept, name=of.of("both"))
     of.out(both.to_stream(), "all")
     of.out(of.stream().join(both, lambda a, b: [a, b]))

@@ -8,7 +8,7 @@ from tests.contract.operator_tables import Case, collection
 
 CASES, case = collection()
 GAP = ss.SessionWindows(10)
-GRACE = ss.SessionWindows(10, grace_ms=20, retention_ms=90)
+GRACE = ss.SessionWindows(10, grace=20, retention=90)
 FINAL = ss.EmitStrategy.ON_WINDOW_CLOSE
 
 

@@ -7,7 +7,7 @@ import statestore as ss
 from tests.contract.operator_tables import Case, collection
 
 CASES, case = collection()
-TENS = ss.SlidingWindows(10, grace_ms=20)
+TENS = ss.SlidingWindows(10, grace=20)
 
 
 @case("""

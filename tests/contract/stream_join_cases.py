@@ -5,7 +5,7 @@ from tests.contract.operator_tables import Case, collection
 
 CASES, case = collection()
 NEAR = ss.JoinWindows(10, 5)
-PATIENT = ss.JoinWindows(10, 5, grace_ms=5)
+PATIENT = ss.JoinWindows(10, 5, grace=5)
 AFTER = ss.JoinWindows(-5, 20)
 BEFORE = ss.JoinWindows(20, -5)
 AT_ONCE = ss.JoinWindows(0)

@@ -4,9 +4,9 @@ import statestore as ss
 from tests.contract.operator_tables import Case, collection
 
 CASES, case = collection()
-GRACE = ss.TumblingWindows(10, grace_ms=5, retention_ms=30)
+GRACE = ss.TumblingWindows(10, grace=5, retention=30)
 HOPS = ss.HoppingWindows(10, 5)
-SESSIONS = ss.SessionWindows(10, grace_ms=5)
+SESSIONS = ss.SessionWindows(10, grace=5)
 FINAL = ss.Suppressed.until_window_closes()
 
 

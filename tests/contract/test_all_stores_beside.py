@@ -100,10 +100,10 @@ def every_store(*, moved: bool = False) -> ss.Topology:
 def _aggregates(left: ss.KStream[Any, Any], right: ss.KStream[Any, Any]) -> None:
     by_key = left.group_by_key()
     by_key.count("counts")
-    by_key.windowed_by(ss.SlidingWindows(20, grace_ms=20)).count("sliding")
-    by_key.windowed_by(ss.SessionWindows(15, grace_ms=30), emit="on_window_close").count("sessions")
+    by_key.windowed_by(ss.SlidingWindows(20, grace=20)).count("sliding")
+    by_key.windowed_by(ss.SessionWindows(15, grace=30), emit="on_window_close").count("sessions")
     by_key.windowed_by(ss.CountWindows.of(5).advance_by(3)).reduce(max, "fives")
-    hops = by_key.windowed_by(ss.HoppingWindows(20, 10, grace_ms=30)).count("hops")
+    hops = by_key.windowed_by(ss.HoppingWindows(20, 10, grace=30)).count("hops")
     held = hops.suppress(ss.Suppressed.until_window_closes(), name="held")
     held.to_stream().to("final", key_serde=serdes.windowed(serdes.STRING, 20))
     both = by_key.cogroup(lambda _k, v, old: old + v).cogroup(
@@ -116,15 +116,15 @@ def _joins(left: ss.KStream[Any, Any], right: ss.KStream[Any, Any]) -> None:
     def pair(one: Any, other: Any) -> Any:
         return [one, other]
 
-    left.outer_join(right, pair, ss.JoinWindows(10, grace_ms=10), name="near").to("out")
+    left.outer_join(right, pair, ss.JoinWindows(10, grace=10), name="near").to("out")
     rows, others = left.to_table("rows", name="rows"), right.to_table("others", name="others")
     rows.outer_join(others, pair, "met").to_stream().to("out")
     foreign = rows.join(others, pair, "foreign", foreign_key=lambda v: KEYS[v % 5], name="by-value")
     foreign.to_stream().to("out")
     grouped = rows.group_by(lambda _key, v: (KEYS[v % 2], v), name="groups-by")
     grouped.aggregate(int, lambda _k, v, old: old + v, lambda _k, v, old: old - v, "groups")
-    past = right.to_table(ss.Materialized("past", history_retention_ms=200), name="past")
-    left.left_join(past, pair, grace_ms=15, name="waiting").to("out")
+    past = right.to_table(ss.Materialized("past", history_retention=200), name="past")
+    left.left_join(past, pair, grace=15, name="waiting").to("out")
 
 
 @dataclass

@@ -359,9 +359,9 @@ def suppressing(value: ss.Serde[Any], steps: ss.Migration[Any] | None = None) ->
 
 def joining_late(value: ss.Serde[Any], steps: ss.Migration[Any] | None = None) -> ss.Topology:
     builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=value)
-    kept = ss.Materialized("kept", history_retention_ms=10_000, migrate=steps)
+    kept = ss.Materialized("kept", history_retention=10_000, migrate=steps)
     rows = builder.stream("rows").to_table(kept)
-    builder.stream("in").join(rows, lambda one, _row: one, grace_ms=1000, name="late").to("out")
+    builder.stream("in").join(rows, lambda one, _row: one, grace=1000, name="late").to("out")
     return builder.build()
 
 

@@ -32,7 +32,7 @@ def key_value(spec: Any = None) -> ss.Topology:
 
 def versioned() -> ss.Topology:
     b = ss.StreamsBuilder()
-    b.table("in", materialized=ss.Materialized(STORE, history_retention_ms=10_000))
+    b.table("in", materialized=ss.Materialized(STORE, history_retention=10_000))
     return b.build()
 
 

@@ -55,7 +55,7 @@ def test_what_goes_by_time_does_not_go_with_them() -> None:
     by_key = ss.StreamsBuilder().stream("in").group_by_key()
     windows: Any = ss.CountWindows.of(3)
     with pytest.raises(Misuse, match="one of a number of records is open until it is full"):
-        by_key.windowed_by(windows, emit=CLOSE, close_idle_ms=1000)
+        by_key.windowed_by(windows, emit=CLOSE, close_idle=1000)
     cogrouped = by_key.cogroup(lambda _key, value, _made: value)
     with pytest.raises(Misuse, match=r"windows of a number of records .* merge\(\) the streams"):
         cogrouped.windowed_by(windows)

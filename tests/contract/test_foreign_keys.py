@@ -228,7 +228,7 @@ def test_rows_meet_windows_by_a_foreign_key() -> None:
 
 def test_tables_with_history_are_joined_as_of_their_latest_versions() -> None:
     b = builder()
-    kept = [ss.Materialized(name, history_retention_ms=100) for name in ("rows", "others")]
+    kept = [ss.Materialized(name, history_retention=100) for name in ("rows", "others")]
     rows, others = b.table("in", materialized=kept[0]), b.table("right", materialized=kept[1])
     rows.join(others, pair, foreign_key=first, name="j").to_stream().to("out")
     with TopologyTestDriver(b.build()) as driver:
@@ -245,7 +245,7 @@ def test_tables_with_history_are_joined_as_of_their_latest_versions() -> None:
 def test_a_stream_meets_the_result_that_was_there_at_its_own_time() -> None:
     b = builder()
     rows, others = tables(b)
-    kept = ss.Materialized("pairs", history_retention_ms=1000)
+    kept = ss.Materialized("pairs", history_retention=1000)
     pairs = rows.join(others, pair, kept, foreign_key=first)
     b.stream("asked").join(pairs, pair).to("out")
     topology = b.build()

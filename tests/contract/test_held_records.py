@@ -27,11 +27,11 @@ BUFFERS = ("priced-buffer", "dear-buffer")
 def topology() -> ss.Topology:
     """Two joins with grace, each with records that wait in a store of its own."""
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
-    history = ss.Materialized("rates", history_retention_ms=1000)
+    history = ss.Materialized("rates", history_retention=1000)
     table = b.table("table", materialized=history, name="rates-table")
     stream = b.stream("stream", name="orders")
     for name, grace_ms in (("priced", GRACE_MS), ("dear", 3 * GRACE_MS)):
-        made = stream.join(table, both, grace_ms=grace_ms, name=name)
+        made = stream.join(table, both, grace=grace_ms, name=name)
         made.to(f"{name}-out")
     return b.build()
 

@@ -17,10 +17,10 @@ from tests.contract.task_rig import TaskRig
 from tests.unit.poison_rig import GUARANTEES
 
 SHAPES: dict[str, Any] = {
-    "tumbling": ss.TumblingWindows(10, grace_ms=5),
-    "hopping": ss.HoppingWindows(10, 4, grace_ms=5, retention_ms=100),
-    "sliding": ss.SlidingWindows(10, grace_ms=5),
-    "sessions": ss.SessionWindows(4, grace_ms=5),
+    "tumbling": ss.TumblingWindows(10, grace=5),
+    "hopping": ss.HoppingWindows(10, 4, grace=5, retention=100),
+    "sliding": ss.SlidingWindows(10, grace=5),
+    "sessions": ss.SessionWindows(4, grace=5),
 }
 POISON, EMPTY = "poison", "empty"
 

@@ -15,9 +15,9 @@ from tests.unit.poison_rig import settings
 
 IDLE_MS = 1000
 SHAPES: dict[str, Any] = {
-    "tumbling": ss.TumblingWindows(10, grace_ms=5, retention_ms=1000),
-    "hopping": ss.HoppingWindows(10, 5, grace_ms=5, retention_ms=1000),
-    "sessions": ss.SessionWindows(10, grace_ms=5, retention_ms=1000),
+    "tumbling": ss.TumblingWindows(10, grace=5, retention=1000),
+    "hopping": ss.HoppingWindows(10, 5, grace=5, retention=1000),
+    "sessions": ss.SessionWindows(10, grace=5, retention=1000),
 }
 WAYS = ("on close", "suppressed", "cogrouped")
 
@@ -27,14 +27,14 @@ def counting(windows: Any, way: str, idle: Any = IDLE_MS) -> Topology:
     grouped = b.stream("in").group_by_key()
     if way == "cogrouped":
         streams = grouped.cogroup(lambda _key, _value, total: total + 1)
-        closing = streams.windowed_by(windows, emit="on_window_close", close_idle_ms=idle)
+        closing = streams.windowed_by(windows, emit="on_window_close", close_idle=idle)
         merger = [lambda _key, a, b: a + b] if isinstance(windows, ss.SessionWindows) else []
         counts = closing.aggregate(int, *merger, "counts")
     elif way == "on close":
-        closing = grouped.windowed_by(windows, emit="on_window_close", close_idle_ms=idle)
+        closing = grouped.windowed_by(windows, emit="on_window_close", close_idle=idle)
         counts = closing.count("counts")
     else:
-        until = ss.Suppressed.until_window_closes(close_idle_ms=idle)
+        until = ss.Suppressed.until_window_closes(close_idle=idle)
         counts = grouped.windowed_by(windows).count("counts").suppress(until, name="held")
     counts.to_stream().map_values(refuse_thirteen).to("out")
     return b.build()
@@ -154,13 +154,13 @@ def test_where_nobody_asked_windows_stay_open() -> None:
 def test_what_cannot_be_is_refused_and_what_can_is_in_the_fingerprint() -> None:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     grouped = b.stream("in").group_by_key()
-    with pytest.raises(Misuse, match=r"pass emit=EmitStrategy.ON_WINDOW_CLOSE, or close_idle_ms"):
-        grouped.windowed_by(SHAPES["tumbling"], close_idle_ms=1)
+    with pytest.raises(Misuse, match=r"pass emit=EmitStrategy.ON_WINDOW_CLOSE, or close_idle"):
+        grouped.windowed_by(SHAPES["tumbling"], close_idle=1)
     for wrong in (0, -1):
         with pytest.raises(Misuse, match=f"close_idle_ms is {wrong}, but it must be at least 1"):
-            grouped.windowed_by(SHAPES["sessions"], emit="on_window_close", close_idle_ms=wrong)
+            grouped.windowed_by(SHAPES["sessions"], emit="on_window_close", close_idle=wrong)
         with pytest.raises(Misuse, match=f"close_idle_ms is {wrong}, but it must be at least 1"):
-            ss.Suppressed.until_window_closes(close_idle_ms=wrong)
+            ss.Suppressed.until_window_closes(close_idle=wrong)
     for shape in SHAPES.values():
         for way in WAYS:
             made = [counting(shape, way, span) for span in (None, 1, timedelta(seconds=1))]

@@ -196,7 +196,7 @@ def test_a_run_says_once_at_its_end_what_share_it_dropped_and_what_helps(
     (told,) = [line for line in caplog.messages if "%" in line]
     assert told == (
         "shop: 3 of 4 records, 75 %, were dropped as late by node per-minute: records that come "
-        "out of order need a larger grace_ms"
+        "out of order need a larger grace"
     )
     caplog.clear()
     world.click("ann", 10 * MINUTE_MS)

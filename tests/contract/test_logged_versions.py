@@ -55,7 +55,7 @@ def test_what_a_log_says_besides_is_told_apart_from_plain_records() -> None:
 
 def test_a_plain_store_refuses_a_log_of_versions_and_takes_any_times_of_its_own() -> None:
     log = OwnChangelog(LOG, exactly_once=True)
-    with pytest.raises(TopologyMismatch, match="history_retention_ms again"):
+    with pytest.raises(TopologyMismatch, match="history_retention again"):
         log.rows(log_batch(log_rows(versions([b"key"], [version_row(b"v", 2**40)]))))
     times, headers = sendable([-5, 0, 1, 2])
     rows = zip([b"long enough a key"] * 4, [b"v"] * 4, times, headers or (), strict=True)
@@ -68,7 +68,7 @@ class Died(Exception):
 
 def rates(retention_ms: int = 100) -> ss.Topology:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
-    kept = ss.Materialized("rates", history_retention_ms=retention_ms)
+    kept = ss.Materialized("rates", history_retention=retention_ms)
     b.table("rates", materialized=kept)
     return b.build()
 

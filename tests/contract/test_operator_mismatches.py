@@ -109,7 +109,7 @@ JOINS: dict[
         lambda b, table: (
             b.stream("in", key_serde=serdes.INT64)
             .map_values(lambda _v: 1j)
-            .join(table, pair, grace_ms=5, name="it")
+            .join(table, pair, grace=5, name="it")
         ),
         1,
         (
@@ -126,7 +126,7 @@ JOINS: dict[
 def test_a_mismatch_on_the_way_to_a_join_says_what_takes_the_serde(case: str) -> None:
     build, key, parts = JOINS[case]
     b = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
-    kept = ss.Materialized("rates", history_retention_ms=1000)
+    kept = ss.Materialized("rates", history_retention=1000)
     table = b.table("rates", key_serde=serdes.INT64, materialized=kept)
     build(b, table)
     with TopologyTestDriver(b.build()) as driver:

@@ -164,7 +164,7 @@ SIZE_MS, KEPT = 10, 300
 def windowed(persistent: bool) -> TopologyTestDriver:
     b = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     span = SIZE_MS * KEPT
-    windows = ss.TumblingWindows(SIZE_MS, grace_ms=span - SIZE_MS, retention_ms=span)
+    windows = ss.TumblingWindows(SIZE_MS, grace=span - SIZE_MS, retention=span)
     make = ss.persistent_key_value_store if persistent else ss.in_memory_key_value_store
     kept = ss.Materialized(make("counts", key_serde=serdes.STRING))
     b.stream("in").group_by_key().windowed_by(windows).count(kept)

@@ -26,11 +26,11 @@ def in_memory(builder: ss.StreamsBuilder) -> None:
 
 
 def versioned(builder: ss.StreamsBuilder) -> None:
-    builder.table("in", materialized=ss.Materialized("kept", history_retention_ms=1000))
+    builder.table("in", materialized=ss.Materialized("kept", history_retention=1000))
 
 
 def windowed(builder: ss.StreamsBuilder) -> None:
-    windows = ss.TumblingWindows(1000, retention_ms=1000)
+    windows = ss.TumblingWindows(1000, retention=1000)
     builder.stream("in").group_by_key().windowed_by(windows).count("kept")
 
 

@@ -26,7 +26,7 @@ def counted() -> ss.Topology:
 
 def tabled(*, history_ms: int | None) -> ss.Topology:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
-    b.table("in", materialized=ss.Materialized("kept", history_retention_ms=history_ms))
+    b.table("in", materialized=ss.Materialized("kept", history_retention=history_ms))
     return b.build()
 
 

@@ -64,9 +64,9 @@ def pipeline() -> ss.Topology:
     stream.process(Keep, PRICES, BLOBS, NUMBERS, IDS, RECENT, name="keep")
     grouped = stream.group_by_key()
     grouped.count("counts")
-    windows = ss.TumblingWindows(10, grace_ms=1000, retention_ms=5000)
+    windows = ss.TumblingWindows(10, grace=1000, retention=5000)
     grouped.windowed_by(windows).count("by-window")
-    grouped.windowed_by(ss.SessionWindows(5, grace_ms=1000, retention_ms=5000)).count("visits")
+    grouped.windowed_by(ss.SessionWindows(5, grace=1000, retention=5000)).count("visits")
     return builder.build()
 
 

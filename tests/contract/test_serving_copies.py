@@ -96,8 +96,8 @@ def copies_are_equal(service: StateService, task: StreamTask, which: str) -> Non
     "topology",
     [
         pytest.param(both(), id="processor"),
-        pytest.param(windowed(ss.TumblingWindows(10, grace_ms=5, retention_ms=30)), id="windows"),
-        pytest.param(windowed(ss.SessionWindows(7, grace_ms=9, retention_ms=60)), id="sessions"),
+        pytest.param(windowed(ss.TumblingWindows(10, grace=5, retention=30)), id="windows"),
+        pytest.param(windowed(ss.SessionWindows(7, grace=9, retention=60)), id="sessions"),
     ],
 )
 def test_a_copy_has_every_table_of_every_kind_of_store_row_by_row_after_each_commit(

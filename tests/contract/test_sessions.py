@@ -32,7 +32,7 @@ from statestore.topology.graph import Topology
 from tests.contract.test_stores_at_rest import Shop
 from tests.contract.windows_text import pipe, shown
 
-KEPT = ss.SessionWindows(10, grace_ms=5, retention_ms=50)
+KEPT = ss.SessionWindows(10, grace=5, retention=50)
 
 
 def counting(
@@ -85,7 +85,7 @@ def test_sessions_that_cannot_be_are_refused(gap: int, told: dict[str, int], mes
 
 
 def test_sessions_take_spans_and_are_kept_for_gap_and_grace_unless_told() -> None:
-    windows = ss.SessionWindows(timedelta(minutes=1), grace_ms=timedelta(seconds=5))
+    windows = ss.SessionWindows(timedelta(minutes=1), grace=timedelta(seconds=5))
     assert (windows.gap_ms, windows.grace_ms, windows.retention_ms) == (60_000, 5000, 65_000)
 
 
@@ -107,9 +107,9 @@ def test_sessions_that_differ_are_another_topology_and_another_kind_than_windows
         counting(windows).fingerprint()
         for windows in (
             ss.SessionWindows(10),
-            ss.SessionWindows(11, retention_ms=11),
-            ss.SessionWindows(10, grace_ms=1),
-            ss.SessionWindows(10, retention_ms=20),
+            ss.SessionWindows(11, retention=11),
+            ss.SessionWindows(10, grace=1),
+            ss.SessionWindows(10, retention=20),
             ss.TumblingWindows(10),
         )
     ]
@@ -264,7 +264,7 @@ def test_on_window_close_each_session_is_emitted_once_also_after_crashes_and_mor
         pipe(driver, "b19 b25")
         told = [(record.key, record.value, record.timestamp_ms) for record in driver.read("out")]
         assert told == [(("b", 2, 2), 1, 2), (("a", 1, 9), 2, 9)]
-        more = ss.SessionWindows(10, grace_ms=500, retention_ms=600)
+        more = ss.SessionWindows(10, grace=500, retention=600)
         driver._topology = counting(more, emit="on_window_close")
         driver.crash()
         pipe(driver, "a8 b536 c537")
@@ -279,7 +279,7 @@ def test_batches_and_restarts_change_nothing_and_lists_follow_from_the_changelog
 ) -> None:
     seed = random.randrange(10**6)
     chance = random.Random(seed)
-    windows = ss.SessionWindows(20, grace_ms=40, retention_ms=200)
+    windows = ss.SessionWindows(20, grace=40, retention=200)
     records = [
         Record(chance.choice("abcdefgh"), 0, 3 * n + chance.randrange(80)) for n in range(600)
     ]

@@ -92,7 +92,7 @@ def latest(updates: list[Any]) -> dict[tuple[str, int], Any]:
 def test_windows_are_those_of_the_definition_in_any_order(seed: int, caching: bool) -> None:
     rng = random.Random(seed)
     difference = rng.choice([0, 1, 5, 10, 40])
-    windows = ss.SlidingWindows(difference, grace_ms=WIDE)
+    windows = ss.SlidingWindows(difference, grace=WIDE)
     records: list[Record] = []
     updates: list[Any] = []
     with TopologyTestDriver(topology(windows, caching=caching)) as driver:
@@ -114,7 +114,7 @@ def test_windows_are_those_of_the_definition_in_any_order(seed: int, caching: bo
 @pytest.mark.parametrize("seed", range(15))
 def test_late_records_and_deletes_do_the_same_in_any_batches(seed: int, fold: str) -> None:
     rng = random.Random(seed)
-    windows = ss.SlidingWindows(rng.choice([3, 10]), grace_ms=rng.choice([0, 5, 20]))
+    windows = ss.SlidingWindows(rng.choice([3, 10]), grace=rng.choice([0, 5, 20]))
     lots = list(lots_of(rng, 30))
     outcomes = []
     for parts in (lots, [[record] for lot in lots for record in lot]):
@@ -128,7 +128,7 @@ def test_late_records_and_deletes_do_the_same_in_any_batches(seed: int, fold: st
 @pytest.mark.parametrize("seed", range(15))
 def test_each_window_has_one_result_on_close_and_through_suppress(seed: int) -> None:
     rng = random.Random(seed)
-    windows = ss.SlidingWindows(rng.choice([3, 10]), grace_ms=rng.choice([0, 5, 20]))
+    windows = ss.SlidingWindows(rng.choice([3, 10]), grace=rng.choice([0, 5, 20]))
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
     grouped = b.stream("in").group_by_key()
     closing = grouped.windowed_by(windows, emit="on_window_close").count("closing")
@@ -150,7 +150,7 @@ def test_each_window_has_one_result_on_close_and_through_suppress(seed: int) -> 
 
 def test_the_windows_of_kip_450() -> None:
     """Records at 10, 15 and 25 with a difference of 10."""
-    windows = ss.SlidingWindows(10, grace_ms=30)
+    windows = ss.SlidingWindows(10, grace=30)
     with TopologyTestDriver(topology(windows, "count")) as driver:
         driver.pipe_all("in", [("a", 1, 10), ("a", 1, 15), ("a", 1, 25)])
         assert told(driver) == [
@@ -163,7 +163,7 @@ def test_the_windows_of_kip_450() -> None:
 
 
 def test_records_before_the_first_difference_share_the_window_from_0() -> None:
-    with TopologyTestDriver(topology(ss.SlidingWindows(10, grace_ms=20), "reduce")) as driver:
+    with TopologyTestDriver(topology(ss.SlidingWindows(10, grace=20), "reduce")) as driver:
         driver.pipe_all("in", [("a", 1, 3), ("a", 2, 5), ("a", 3, 4)])
         assert told(driver) == [
             ("a", 0, 1, 3),
@@ -176,7 +176,7 @@ def test_records_before_the_first_difference_share_the_window_from_0() -> None:
 
 
 def test_closed_windows_leave_store_index_and_changelog() -> None:
-    windows = ss.SlidingWindows(10, grace_ms=5)
+    windows = ss.SlidingWindows(10, grace=5)
     with TopologyTestDriver(topology(windows, "count")) as driver:
         driver.pipe_all("in", [("a", 1, time) for time in range(0, 100, 3)])
         driver.pipe_all("in", [("b", 1, 1000), ("b", 1, 2000)])
@@ -190,7 +190,7 @@ def test_closed_windows_leave_store_index_and_changelog() -> None:
 
 
 def test_what_is_null_or_too_late_is_dropped() -> None:
-    windows = ss.SlidingWindows(10, grace_ms=5)
+    windows = ss.SlidingWindows(10, grace=5)
     with TopologyTestDriver(topology(windows, "count")) as driver:
         driver.pipe_all("in", [("a", 1, 100), (None, 1, 500), ("a", None, 500), ("a", 1, 84)])
         assert dropped(driver) == 3
@@ -211,9 +211,9 @@ def test_idle_sliding_windows_close_where_asked_for() -> None:
 def test_what_cannot_be_is_refused_and_differences_are_other_topologies() -> None:
     for wrong in ((-1, 0), (1, -1)):
         with pytest.raises(Misuse, match="neither may be negative"):
-            ss.SlidingWindows(wrong[0], grace_ms=wrong[1])
+            ss.SlidingWindows(wrong[0], grace=wrong[1])
     assert ss.SlidingWindows(timedelta(seconds=1)).difference_ms == 1000
-    shapes = [ss.SlidingWindows(5), ss.SlidingWindows(6), ss.SlidingWindows(6, grace_ms=1)]
+    shapes = [ss.SlidingWindows(5), ss.SlidingWindows(6), ss.SlidingWindows(6, grace=1)]
     made = [topology(windows).fingerprint() for windows in shapes]
     made.append(topology(shapes[0], emit="on_window_close").fingerprint())
     assert len(set(made)) == 4

@@ -68,7 +68,7 @@ def sessions(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     ("make", "message"),
     [
         (lambda: ss.persistent_window_store("w", 0, 10), "size must be positive"),
-        (lambda: ss.in_memory_window_store("w", 10, 9), "retention_ms of at least 10"),
+        (lambda: ss.in_memory_window_store("w", 10, 9), "retention of at least 10"),
         (lambda: ss.persistent_session_store("s", -1), "retention -1 ms is negative"),
         (lambda: ss.in_memory_session_store("a/b", 1), "a/b"),
     ],

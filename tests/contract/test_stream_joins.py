@@ -57,11 +57,11 @@ def pairs(kind: str = "outer_join", windows: ss.JoinWindows = NEAR) -> ss.Topolo
 
 
 def test_windows_end_after_they_begin_and_have_no_negative_grace() -> None:
-    assert ss.JoinWindows(timedelta(seconds=1)) == ss.JoinWindows(1000, 1000, grace_ms=0)
+    assert ss.JoinWindows(timedelta(seconds=1)) == ss.JoinWindows(1000, 1000, grace=0)
     assert ss.JoinWindows(-5, 5).kept_ms == 5
     for after, grace in ((-11, 0), (0, -1)):
         with pytest.raises(Misuse, match="must not be negative"):
-            ss.JoinWindows(10, after, grace_ms=grace)
+            ss.JoinWindows(10, after, grace=grace)
 
 
 def test_windows_may_be_so_long_that_their_ends_still_have_8_bytes() -> None:
@@ -69,7 +69,7 @@ def test_windows_may_be_so_long_that_their_ends_still_have_8_bytes() -> None:
     for windows in ((most, 0, 0), (0, most - 1, 1), (-most, most, 0), (most // 2, most // 2, 0)):
         before, after, grace = windows
         b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
-        within = ss.JoinWindows(before, after, grace_ms=grace)
+        within = ss.JoinWindows(before, after, grace=grace)
         both = b.stream("left").outer_join(b.stream("right"), lambda *_: "both", within, name="j")
         both.to("out")
         with TopologyTestDriver(b.build()) as driver:
@@ -78,7 +78,7 @@ def test_windows_may_be_so_long_that_their_ends_still_have_8_bytes() -> None:
                 driver.pipe("right", "k", "r", time_ms)
             assert driver.read("out")
         with pytest.raises(Misuse, match=f"but at most {most} ms"):
-            ss.JoinWindows(before, after, grace_ms=grace + 1)
+            ss.JoinWindows(before, after, grace=grace + 1)
 
 
 def test_two_streams_need_windows_and_a_table_takes_none() -> None:
@@ -89,7 +89,7 @@ def test_two_streams_need_windows_and_a_table_takes_none() -> None:
         with pytest.raises(Misuse, match=r"pass ss\.JoinWindows.*or make a table by to_table\(\)"):
             join(stream, text)
         with pytest.raises(Misuse, match="no other grace"):
-            join(stream, text, NEAR, grace_ms=5)
+            join(stream, text, NEAR, grace=5)
         with pytest.raises(Misuse, match="no windows"):
             join(table, text, NEAR)
     with pytest.raises(Misuse, match="no windows"):
@@ -129,7 +129,7 @@ def test_the_stores_of_joins_are_named_as_in_kafka_streams_and_belong_to_the_fin
     ]
     assert len(topology.unnamed) == 3
     prints = {
-        pairs(windows=ss.JoinWindows(*near, grace_ms=grace)).fingerprint()
+        pairs(windows=ss.JoinWindows(*near, grace=grace)).fingerprint()
         for near in ((10, 5), (10, 6), (9, 5))
         for grace in (0, 1)
     }
@@ -188,7 +188,7 @@ def test_what_comes_out_does_not_depend_on_where_a_batch_ends(seed: int) -> None
         lots.append((topic, rows))
 
     def out(size: int) -> list[Any]:
-        with TopologyTestDriver(pairs(windows=ss.JoinWindows(10, 5, grace_ms=2))) as driver:
+        with TopologyTestDriver(pairs(windows=ss.JoinWindows(10, 5, grace=2))) as driver:
             for topic, rows in lots:
                 for start in range(0, len(rows), size):
                     driver.pipe_all(topic, rows[start : start + size])

@@ -60,7 +60,7 @@ def came_out(driver: TopologyTestDriver) -> list[Row]:
 
 
 def test_bounds_and_limits_that_cannot_be_are_refused() -> None:
-    with pytest.raises(Misuse, match="limit_ms is -1, but it must be 0 or more"):
+    with pytest.raises(Misuse, match="limit is -1, but it must be 0 or more"):
         ss.Suppressed.until_time_limit(-1)
     with pytest.raises(Misuse, match="max_records is 0, but it must be at least 1"):
         ss.Suppressed.until_window_closes(max_records=0)
@@ -162,7 +162,7 @@ def test_final_results_may_have_a_strict_buffer() -> None:
 
 def test_another_grace_loses_no_final_result_and_gives_none_twice() -> None:
     def graced(grace_ms: int) -> Topology:
-        windows = ss.TumblingWindows(10, grace_ms=grace_ms, retention_ms=100)
+        windows = ss.TumblingWindows(10, grace=grace_ms, retention=100)
         return final_counts(windows)
 
     with TopologyTestDriver(graced(0)) as driver:
@@ -180,9 +180,9 @@ def test_another_grace_loses_no_final_result_and_gives_none_twice() -> None:
 @pytest.mark.parametrize(
     "windows",
     [
-        ss.TumblingWindows(10, grace_ms=5),
-        ss.HoppingWindows(10, 3, grace_ms=5, retention_ms=100),
-        ss.SessionWindows(6, grace_ms=5),
+        ss.TumblingWindows(10, grace=5),
+        ss.HoppingWindows(10, 3, grace=5, retention=100),
+        ss.SessionWindows(6, grace=5),
     ],
     ids=["tumbling", "hopping", "sessions"],
 )
@@ -212,7 +212,7 @@ def test_final_results_are_those_of_windows_that_tell_on_close(windows: Any, see
 
 
 def test_a_session_that_is_merged_away_has_no_result_and_does_not_wait() -> None:
-    sessions = ss.SessionWindows(10, grace_ms=100)
+    sessions = ss.SessionWindows(10, grace=100)
     bounded = ss.Suppressed.until_window_closes(max_records=1)
     with TopologyTestDriver(final_counts(sessions, bounded)) as driver:
         for time in (0, 5, 10, 18, 26):

@@ -107,8 +107,8 @@ Door = Callable[[ss.StreamsBuilder, Stream], object]
 
 
 def _below_a_held_join(b: ss.StreamsBuilder, stream: Stream) -> object:
-    rates = b.table(RATES, materialized=ss.Materialized("held", history_retention_ms=1000))
-    joined = stream.left_join(rates, lambda left, _right: left, grace_ms=1)
+    rates = b.table(RATES, materialized=ss.Materialized("held", history_retention=1000))
+    joined = stream.left_join(rates, lambda left, _right: left, grace=1)
     return joined.process_values(OnRecords, *STORES)
 
 

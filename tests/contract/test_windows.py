@@ -22,7 +22,7 @@ from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from tests.contract.windows_text import pipe, shown
 
-KEPT = ss.TumblingWindows(10, grace_ms=5, retention_ms=50)
+KEPT = ss.TumblingWindows(10, grace=5, retention=50)
 
 
 def counting(
@@ -83,7 +83,7 @@ def test_hopping_windows_that_cannot_be_are_refused(
 
 
 def test_windows_take_spans_and_are_kept_for_size_and_grace_unless_told() -> None:
-    windows = ss.TumblingWindows(timedelta(minutes=1), grace_ms=timedelta(seconds=5))
+    windows = ss.TumblingWindows(timedelta(minutes=1), grace=timedelta(seconds=5))
     assert (windows.size_ms, windows.grace_ms, windows.retention_ms) == (60_000, 5000, 65_000)
 
 
@@ -123,8 +123,8 @@ def test_windows_that_differ_are_another_topology() -> None:
             counting(windows).fingerprint()
             for windows in (
                 ss.TumblingWindows(20),
-                ss.TumblingWindows(10, grace_ms=1, retention_ms=20),
-                ss.TumblingWindows(10, retention_ms=20),
+                ss.TumblingWindows(10, grace=1, retention=20),
+                ss.TumblingWindows(10, retention=20),
             )
         ),
     ]
@@ -154,7 +154,7 @@ def test_windows_are_read_by_key_and_start_by_key_and_time_and_all(
 
 
 def test_hopping_windows_are_read_by_key_and_start_and_expire_one_after_another() -> None:
-    hops = ss.HoppingWindows(10, 4, retention_ms=30)
+    hops = ss.HoppingWindows(10, 4, retention=30)
     with TopologyTestDriver(counting(hops)) as driver:
         pipe(driver, "a9 b9 a11")
         store = driver.store("counts")  # No window starts before the epoch.
@@ -185,7 +185,7 @@ def test_a_record_is_late_for_each_window_it_misses_and_dropped_if_it_counts_in_
 
 def test_a_batch_in_many_windows_is_the_same_as_its_records_one_by_one() -> None:
     """More keys in windows than are taken at once."""
-    hops = ss.HoppingWindows(5000, 1, grace_ms=100)
+    hops = ss.HoppingWindows(5000, 1, grace=100)
     records = [Record("ab"[i % 2], 0, i * 97 % 1000) for i in range(90)]
     with TopologyTestDriver(counting(hops)) as at_once, TopologyTestDriver(counting(hops)) as alone:
         at_once.pipe_all("in", records)
@@ -309,7 +309,7 @@ def test_on_window_close_each_window_is_emitted_once_also_after_a_crash() -> Non
 
 def test_another_grace_loses_no_last_result_and_gives_none_twice() -> None:
     def graced(grace_ms: int) -> Topology:
-        windows = ss.TumblingWindows(10, grace_ms=grace_ms, retention_ms=100)
+        windows = ss.TumblingWindows(10, grace=grace_ms, retention=100)
         return counting(windows, emit="on_window_close")
 
     def deployed_again(driver: TopologyTestDriver, grace_ms: int) -> list[tuple[object, int]]:

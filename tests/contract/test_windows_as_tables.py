@@ -15,7 +15,7 @@ from statestore.topology.dsl.ktables import KTable
 from statestore.topology.graph import Topology
 
 EMITS = ["on_update", "on_window_close"]
-KEPT = ss.TumblingWindows(10, grace_ms=5, retention_ms=10_000)
+KEPT = ss.TumblingWindows(10, grace=5, retention=10_000)
 SEED = 7
 
 
@@ -102,7 +102,7 @@ def test_a_window_that_had_its_last_result_has_no_other_after_more_grace_and_res
 ) -> None:
     def graced(grace_ms: int, emit: str = "on_window_close") -> Topology:
         b = texts()
-        windows = ss.TumblingWindows(10, grace_ms=grace_ms, retention_ms=10_000)
+        windows = ss.TumblingWindows(10, grace=grace_ms, retention=10_000)
         counts = b.stream("in").group_by_key().windowed_by(windows, emit=emit).count("counts")
         counts.to_stream().to("out")
         return b.build()

@@ -20,7 +20,7 @@ from statestore.stores.specs import WindowSpec
 from statestore.stores.windows import indexed
 from tests.contract.test_stores_at_rest import Shop
 
-WINDOWS = ss.TumblingWindows(10, grace_ms=5, retention_ms=30)
+WINDOWS = ss.TumblingWindows(10, grace=5, retention=30)
 ROWS = (
     [("a", 0, 1), ("a", 10, 2), ("b", 10, 3), ("b", 20, 4)],  # stream time 29: 0 is still kept
     [("c", 10, 5), ("c", 40, 6)],  # stream time 45: 10 has expired, and not gone yet
@@ -89,7 +89,7 @@ def test_get_finds_the_window_a_time_lies_in(shop: Shop) -> None:
 
 
 def test_get_finds_the_last_hopping_window_a_time_lies_in(tmp_path: Path) -> None:
-    shop = shop_in(tmp_path, ss.HoppingWindows(20, 10, retention_ms=30))
+    shop = shop_in(tmp_path, ss.HoppingWindows(20, 10, retention=30))
     assert shop.said("stores", "get", "counts", "a", "--as-of", "19") == [["2"]]
     assert shop.said("stores", "get", "counts", "b", "--as-of", "39") == [["4"]]
     expected = [(Windowed("a", 0, 20), 1), (Windowed("a", 10, 30), 2)]
@@ -101,7 +101,7 @@ def test_get_finds_the_last_hopping_window_a_time_lies_in(tmp_path: Path) -> Non
 
 
 def test_the_end_of_a_sliding_window_belongs_to_it(tmp_path: Path) -> None:
-    shop = shop_in(tmp_path, ss.SlidingWindows(10, grace_ms=9))
+    shop = shop_in(tmp_path, ss.SlidingWindows(10, grace=9))
     assert shop.said("stores", "get", "counts", "a", "--as-of", "20") == [["2"]]
     assert shop.said("stores", "get", "counts", "b", "--as-of", "30") == [["4"]]
     assert shop.call("stores", "get", "counts", "b", "--as-of", "31").code == 1

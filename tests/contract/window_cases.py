@@ -10,9 +10,9 @@ from tests.contract.operator_tables import Case, collection
 
 CASES, case = collection()
 TENS = ss.TumblingWindows(10)
-GRACE = ss.TumblingWindows(10, grace_ms=5, retention_ms=30)
+GRACE = ss.TumblingWindows(10, grace=5, retention=30)
 HOPS = ss.HoppingWindows(10, 5)
-UNEVEN = ss.HoppingWindows(timedelta(milliseconds=10), 4, grace_ms=5, retention_ms=30)
+UNEVEN = ss.HoppingWindows(timedelta(milliseconds=10), 4, grace=5, retention=30)
 FINAL = ss.EmitStrategy.ON_WINDOW_CLOSE
 
 
@@ -200,7 +200,7 @@ def hop_aggregate(of: Case) -> None:
     | c 1 70 | c@55-65 1 60                                                             |
 """)
 def hop_close(of: Case) -> None:
-    hops = ss.HoppingWindows(10, 5, grace_ms=5)
+    hops = ss.HoppingWindows(10, 5, grace=5)
     of.out(of.stream().group_by_key().windowed_by(hops, emit=FINAL).count(of.kept()).to_stream())
 
 

@@ -23,11 +23,11 @@ NEAR = ss.JoinWindows(5)
 BURST = 60
 """Of a thousand numbers, how many come in sessions."""
 CLOSING = ss.TumblingWindows(1000)
-HOPS = ss.HoppingWindows(1000, 400, retention_ms=10**9)
+HOPS = ss.HoppingWindows(1000, 400, retention=10**9)
 # A key has a number every five: three of them in the window that ends with the last one.
 SLIDING = ss.SlidingWindows(12)
 LASTS = ss.CountWindows.of(4).advance_by(2)
-SESSIONS = ss.SessionWindows(100, retention_ms=10**9)
+SESSIONS = ss.SessionWindows(100, retention=10**9)
 SEEN = ss.persistent_window_store(
     "seen", 1, 10**9, key_serde=serdes.STRING, value_serde=serdes.INT64
 )
@@ -42,7 +42,7 @@ LATELY = ss.persistent_key_value_store(
 LIMIT_MS, MOST_HELD = 50, 3
 FEWER = ss.Suppressed.until_time_limit(LIMIT_MS, max_records=MOST_HELD)
 # Records of two partitions meet in one: no order holds between them, and none must be late.
-OPEN = ss.TumblingWindows(4000, grace_ms=10**9)
+OPEN = ss.TumblingWindows(4000, grace=10**9)
 
 
 def topology() -> ss.Topology:
@@ -171,9 +171,9 @@ class Visits:
 
 
 def _keep_history(source: ss.KStream[str, Any], prefix: str) -> None:
-    timed = source.group_by_key().count(ss.Materialized("timed", history_retention_ms=10**9))
+    timed = source.group_by_key().count(ss.Materialized("timed", history_retention=10**9))
     timed.to_stream().to(f"{prefix}-timed")
-    evens = ss.Materialized("evens", history_retention_ms=10**9)
+    evens = ss.Materialized("evens", history_retention=10**9)
     timed.filter(lambda _key, total: total % 2 == 0, evens)
 
 

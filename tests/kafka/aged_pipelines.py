@@ -15,9 +15,7 @@ OFTEN = {"segment.ms": "1", "min.cleanable.dirty.ratio": "0.001"}
 
 def aged() -> ss.Topology:
     """The table lies on disk."""
-    return _table(
-        ss.Materialized("rates", history_retention_ms=RETENTION_MS, changelog_config=OFTEN)
-    )
+    return _table(ss.Materialized("rates", history_retention=RETENTION_MS, changelog_config=OFTEN))
 
 
 def in_memory() -> ss.Topology:
@@ -45,5 +43,5 @@ def moved() -> ss.Topology:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
     b.stream(f"{prefix}-other", name="others").to(f"{prefix}-out")
     return _table(
-        ss.Materialized("rates", history_retention_ms=RETENTION_MS, changelog_config=OFTEN), b
+        ss.Materialized("rates", history_retention=RETENTION_MS, changelog_config=OFTEN), b
     )

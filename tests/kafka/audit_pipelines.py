@@ -17,11 +17,11 @@ def every_kind() -> ss.Topology:
     stream = b.stream(f"{prefix()}-in")
     named = stream.group_by(lambda _key, value: f"n{value['number'] % KEYS}", name="by-name")
     named.count("counts").to_stream().to(f"{prefix()}-out")
-    windows = stream.group_by_key().windowed_by(ss.TumblingWindows(WINDOW_MS, retention_ms=10**6))
+    windows = stream.group_by_key().windowed_by(ss.TumblingWindows(WINDOW_MS, retention=10**6))
     windows.count("windows")
-    sessions = stream.group_by_key().windowed_by(ss.SessionWindows(0, retention_ms=10**6))
+    sessions = stream.group_by_key().windowed_by(ss.SessionWindows(0, retention=10**6))
     sessions.count("sessions")
-    rates = ss.Materialized("rates", history_retention_ms=10**6, value_serde=serdes.STRING)
+    rates = ss.Materialized("rates", history_retention=10**6, value_serde=serdes.STRING)
     b.table(f"{prefix()}-rates", value_serde=serdes.STRING, materialized=rates)
     return b.build()
 
@@ -57,14 +57,14 @@ def every_row() -> ss.Topology:
     counted.suppress(ss.Suppressed.until_time_limit(10**6), name="held").to_stream().to(
         f"{prefix()}-out"
     )
-    by_key.windowed_by(ss.TumblingWindows(WINDOW_MS, retention_ms=10**6)).count("windows")
-    by_key.windowed_by(ss.SlidingWindows(WINDOW_MS, grace_ms=10**6)).count("slides")
-    by_key.windowed_by(ss.SessionWindows(20, retention_ms=10**6)).count("sessions")
+    by_key.windowed_by(ss.TumblingWindows(WINDOW_MS, retention=10**6)).count("windows")
+    by_key.windowed_by(ss.SlidingWindows(WINDOW_MS, grace=10**6)).count("slides")
+    by_key.windowed_by(ss.SessionWindows(20, retention=10**6)).count("sessions")
     by_key.windowed_by(ss.CountWindows(3, 1)).count("threes")
-    rates = ss.Materialized("rates", history_retention_ms=10**6, value_serde=serdes.STRING)
+    rates = ss.Materialized("rates", history_retention=10**6, value_serde=serdes.STRING)
     b.table(f"{prefix()}-rates", value_serde=serdes.STRING, materialized=rates)
     other = stream.filter(lambda _key, value: value["number"] % 2 == 0)
-    near = ss.JoinWindows(WINDOW_MS, grace_ms=10**6)
+    near = ss.JoinWindows(WINDOW_MS, grace=10**6)
     stream.left_join(other, lambda left, right: [left, right], near, name="near").to(
         f"{prefix()}-pairs"
     )

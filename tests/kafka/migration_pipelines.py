@@ -110,7 +110,7 @@ def _past(value_serde: ss.Serde[Any], migrate: Any = None) -> ss.Topology:
     """Every number of each key, for a day."""
     made = Sum if migrate is None else lambda number: SumAndCount(number, 1)
     kept = ss.Materialized(
-        "past", value_serde=value_serde, migrate=migrate, history_retention_ms=24 * HOUR_MS
+        "past", value_serde=value_serde, migrate=migrate, history_retention=24 * HOUR_MS
     )
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=value_serde)
     numbers = b.stream(f"{prefix()}-in", value_serde=serdes.JSON)

@@ -56,12 +56,12 @@ def poisoned() -> ss.Topology:
 def kept() -> ss.Topology:
     """Records wait for a table, and for their window to close; then each is made as it is told."""
     b = builder()
-    history = ss.Materialized("rates", history_retention_ms=60_000)
+    history = ss.Materialized("rates", history_retention=60_000)
     table = b.table(f"{prefix()}-table", materialized=history)
     stream = b.stream(f"{prefix()}-in")
-    joined = stream.left_join(table, lambda value, _rate: value, grace_ms=5, name="priced")
+    joined = stream.left_join(table, lambda value, _rate: value, grace=5, name="priced")
     joined.map_values(shaped).to(f"{prefix()}-out")
-    windows = ss.TumblingWindows(10, retention_ms=60_000)
+    windows = ss.TumblingWindows(10, retention=60_000)
     closing = stream.group_by_key().windowed_by(windows, emit="on_window_close")
     finals = closing.reduce(lambda _old, new: new, "finals").to_stream()
     # Behind a processor of batches, nobody knows which one it was.

@@ -117,7 +117,7 @@ def deleting_changelog() -> ss.Topology:
 def windowed() -> ss.Topology:
     """Windows of an hour, kept for a day."""
     b = builder()
-    hours = ss.TumblingWindows(3_600_000, retention_ms=86_400_000)
+    hours = ss.TumblingWindows(3_600_000, retention=86_400_000)
     b.stream(f"{prefix()}-in").group_by_key().windowed_by(hours).count("windows")
     return b.build()
 
@@ -128,7 +128,7 @@ def history_reordered() -> ss.Topology:
     others = b.stream(f"{prefix()}-other").group_by_key().count("others")
     others.to_stream().to(f"{prefix()}-other-out")
     by_user = b.stream(f"{prefix()}-in").select_key(lambda _key, value: value["user"])
-    kept = ss.Materialized(COUNTS, history_retention_ms=86_400_000)
+    kept = ss.Materialized(COUNTS, history_retention=86_400_000)
     by_user.repartition("by-user").to_table(kept)
     return b.build()
 

@@ -51,7 +51,7 @@ def pipeline(shape: str, family: str, version: int, topic: str) -> ss.Topology:
         "kept",
         value_serde=serde,
         migrate=steps[:version] or None,
-        history_retention_ms=history_ms,
+        history_retention=history_ms,
     )
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serde)
     records = b.stream(topic, value_serde=serdes.JSON)
@@ -61,7 +61,7 @@ def pipeline(shape: str, family: str, version: int, topic: str) -> ss.Topology:
         return b.build()
     grouped: Any = numbers.group_by_key()
     if shape == "windows":
-        grouped = grouped.windowed_by(ss.TumblingWindows(1000, retention_ms=24 * HOUR_MS))
+        grouped = grouped.windowed_by(ss.TumblingWindows(1000, retention=24 * HOUR_MS))
     grouped.aggregate(
         lambda: shaped(0), lambda _key, number, total: shaped(plain(total) + number), kept
     )

@@ -17,7 +17,7 @@ CLEANED = OFTEN | {"max.compaction.lag.ms": "1"}
 def priced() -> ss.Topology:
     """Orders with the rate as of their own time, after waiting for late rates."""
     return _rates(
-        ss.Materialized("rates", history_retention_ms=RETENTION_MS, changelog_config=OFTEN),
+        ss.Materialized("rates", history_retention=RETENTION_MS, changelog_config=OFTEN),
         grace_ms=GRACE_MS,
     )
 
@@ -29,7 +29,7 @@ def plain() -> ss.Topology:
 
 def late_spared() -> ss.Topology:
     """As `priced`, its changelog not told to be spared longer."""
-    return _rates(ss.Materialized("rates", history_retention_ms=RETENTION_MS), grace_ms=GRACE_MS)
+    return _rates(ss.Materialized("rates", history_retention=RETENTION_MS), grace_ms=GRACE_MS)
 
 
 def _rates(kept: ss.Materialized, *, grace_ms: int) -> ss.Topology:
@@ -37,7 +37,7 @@ def _rates(kept: ss.Materialized, *, grace_ms: int) -> ss.Topology:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
     table = b.table(f"{prefix}-rates", materialized=kept, name="rates-table")
     orders = b.stream(f"{prefix}-in", name="orders")
-    orders.join(table, lambda a, r: json.dumps(f"{a}*{r}"), grace_ms=grace_ms, name="priced").to(
+    orders.join(table, lambda a, r: json.dumps(f"{a}*{r}"), grace=grace_ms, name="priced").to(
         f"{prefix}-out"
     )
     counts = ss.Materialized("counts", changelog_config=CLEANED)

@@ -324,7 +324,7 @@ class Writing:
     def _met(self, number: int) -> tuple[KStream[Any, Any], Callable[..., Any], ss.JoinWindows]:
         """The other stream, the joiner, and the windows."""
         before, after, grace = NEAR[number]
-        windows = ss.JoinWindows(before, after, grace_ms=grace)
+        windows = ss.JoinWindows(before, after, grace=grace)
         return self._stream("right", serdes.STRING), self._joiner(number, in_place=True), windows
 
     def join_own_count(
@@ -353,15 +353,15 @@ class Writing:
         if fold == "plain":
             return stream.to_table(self._kept_in(name), name=f"{name}-by")
         if fold == "history":
-            history = ss.Materialized(name, history_retention_ms=RETENTION)
+            history = ss.Materialized(name, history_retention=RETENTION)
             return stream.to_table(history, name=f"{name}-by")
         by_key = stream.group_by_key(name=f"{name}-by")
         kept = self._kept_in(name)
         if emit == "history":
-            kept, emit = ss.Materialized(name, history_retention_ms=RETENTION), ""
+            kept, emit = ss.Materialized(name, history_retention=RETENTION), ""
         when = "on_window_close" if emit.startswith("closed") else "on_update"
         if in_sessions(made):
-            sessions = by_key.windowed_by(ss.SessionWindows(GAP, grace_ms=GRACE), emit=when)
+            sessions = by_key.windowed_by(ss.SessionWindows(GAP, grace=GRACE), emit=when)
             return self._of_sessions(sessions, fold, made.number, name)
         grouped: (
             ss.KGroupedStream[Any, Any]
@@ -403,7 +403,7 @@ class Writing:
         for place, (step, number, kept) in enumerate(made.steps):
             store = self._kept_in(f"{name}-{place}-kept") if kept else None
             if in_time(made.steps[place]):
-                store = ss.Materialized(f"{name}-{place}-kept", history_retention_ms=RETENTION)
+                store = ss.Materialized(f"{name}-{place}-kept", history_retention=RETENTION)
             named = f"{name}-{place}"
             if step == "filter":
                 table = table.filter(self._filtering(number), store, name=named)
@@ -493,8 +493,8 @@ class Reminders:
 def _windows_of(made: Made) -> ss.TumblingWindows | ss.HoppingWindows:
     hop = hop_of(made)
     if hop == SIZE:
-        return ss.TumblingWindows(SIZE, grace_ms=GRACE)
-    return ss.HoppingWindows(SIZE, hop, grace_ms=GRACE)
+        return ss.TumblingWindows(SIZE, grace=GRACE)
+    return ss.HoppingWindows(SIZE, hop, grace=GRACE)
 
 
 def _suppressed(made: Made, number: int) -> ss.Suppressed:

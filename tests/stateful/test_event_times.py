@@ -139,44 +139,44 @@ class _Makers:
 
     def _tumbling(self) -> Any:
         one = self._program
-        return self._counted(ss.TumblingWindows(one.size_ms, grace_ms=one.grace_ms)).to_stream()
+        return self._counted(ss.TumblingWindows(one.size_ms, grace=one.grace_ms)).to_stream()
 
     def _hopping(self) -> Any:
         one = self._program
-        windows = ss.HoppingWindows(one.size_ms, one.size_ms // 5, grace_ms=one.grace_ms)
+        windows = ss.HoppingWindows(one.size_ms, one.size_ms // 5, grace=one.grace_ms)
         return self._counted(windows).to_stream()
 
     def _sliding(self) -> Any:
         one = self._program
-        return self._counted(ss.SlidingWindows(one.size_ms, grace_ms=one.grace_ms)).to_stream()
+        return self._counted(ss.SlidingWindows(one.size_ms, grace=one.grace_ms)).to_stream()
 
     def _sessions(self) -> Any:
         one = self._program
-        return self._counted(ss.SessionWindows(one.size_ms, grace_ms=one.grace_ms)).to_stream()
+        return self._counted(ss.SessionWindows(one.size_ms, grace=one.grace_ms)).to_stream()
 
     def _suppressed(self) -> Any:
         one = self._program
         both = self._left.merge(self._right).group_by_key()
-        table = both.windowed_by(ss.TumblingWindows(one.size_ms, grace_ms=one.grace_ms)).count("c")
+        table = both.windowed_by(ss.TumblingWindows(one.size_ms, grace=one.grace_ms)).count("c")
         return table.suppress(ss.Suppressed.until_window_closes(), name="final").to_stream()
 
     def _joined(self) -> Any:
         one = self._program
-        within = ss.JoinWindows(one.size_ms, one.size_ms, grace_ms=one.grace_ms)
+        within = ss.JoinWindows(one.size_ms, one.size_ms, grace=one.grace_ms)
         return self._left.join(self._right, lambda a, b: [a, b], within, name="join")
 
     def _outer(self) -> Any:
         one = self._program
-        within = ss.JoinWindows(one.size_ms, one.size_ms, grace_ms=one.grace_ms)
+        within = ss.JoinWindows(one.size_ms, one.size_ms, grace=one.grace_ms)
         return self._left.outer_join(self._right, lambda a, b: [a, b], within, name="join")
 
     def _history(self) -> Any:
         one = self._program
         table = self._right.to_table(
-            ss.Materialized("versions", history_retention_ms=one.size_ms + one.grace_ms)
+            ss.Materialized("versions", history_retention=one.size_ms + one.grace_ms)
         )
         return self._left.left_join(
-            table, lambda a, b: [a, b], grace_ms=one.size_ms + one.grace_ms, name="join"
+            table, lambda a, b: [a, b], grace=one.size_ms + one.grace_ms, name="join"
         )
 
 
@@ -300,7 +300,7 @@ def test_windows_below_a_processor_close_after_a_crash_without_another_record(em
     facts = builder.stream("in").select_key(lambda _key, value: value["key"])
     passed_on = facts.repartition("by-key").process_values(PassingOn)
     if emit == "left_join":
-        within = ss.JoinWindows(1000, 1000, grace_ms=0)
+        within = ss.JoinWindows(1000, 1000, grace=0)
         nothing = passed_on.filter(lambda _key, _value: False)
         passed_on.left_join(nothing, lambda a, _b: a["n"], within, name="alone").to("out")
     else:

@@ -61,9 +61,9 @@ def topology(setup: Setup) -> ss.Topology:
     left = b.table(
         "left",
         value_serde=rewriting() if setup.rewritten else None,
-        materialized=ss.Materialized("left", history_retention_ms=history),
+        materialized=ss.Materialized("left", history_retention=history),
     )
-    right = b.table("right", materialized=ss.Materialized("right", history_retention_ms=history))
+    right = b.table("right", materialized=ss.Materialized("right", history_retention=history))
     if setup.of_views:
         left = left.filter(lambda _key, row: row[1] % 5 != 0)
         right = right.map_values(lambda number: number + 1000)

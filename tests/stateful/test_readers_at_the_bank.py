@@ -287,7 +287,7 @@ def test_no_answer_of_a_window_store_counts_one_key_more_than_another(seed: int)
     chance = random.Random(seed)
     names = [f"n{i}" for i in range(40)]
     b = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
-    windows = ss.TumblingWindows(10, grace_ms=300, retention_ms=500)
+    windows = ss.TumblingWindows(10, grace=300, retention=500)
     b.stream("in").group_by_key().windowed_by(windows).count("counts")
     now = 0
 

@@ -68,7 +68,7 @@ def every(store: str) -> ss.Materialized:
 
 
 def windowed(stream: ss.KStream[Any, Any]) -> ss.KStream[Any, Any]:
-    windows = ss.TumblingWindows(10, grace_ms=15)
+    windows = ss.TumblingWindows(10, grace=15)
     return stream.group_by_key().windowed_by(windows, emit="on_window_close").count().to_stream()
 
 
@@ -115,13 +115,13 @@ RETENTION = 60
 
 def joined(grace_ms: int, *, left: bool, view: bool) -> ss.Topology:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
-    history = ss.Materialized("rates", history_retention_ms=RETENTION)
+    history = ss.Materialized("rates", history_retention=RETENTION)
     table = b.table("table", materialized=history, name="rates-table")
     if view:
         table = table.filter(lambda _key, value: value != "hidden")
     stream = b.stream("stream", name="orders")
     join = stream.left_join if left else stream.join
-    join(table, lambda a, b: f"{a}+{b}", grace_ms=grace_ms, name="priced").to("out")
+    join(table, lambda a, b: f"{a}+{b}", grace=grace_ms, name="priced").to("out")
     return b.build()
 
 

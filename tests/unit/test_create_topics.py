@@ -34,7 +34,7 @@ def counts() -> Topology:
 def joined(history_ms: int | None = None) -> Topology:
     """Orders, by their customer, join the customers."""
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
-    kept: Any = ss.Materialized("customers-kept", history_retention_ms=history_ms)
+    kept: Any = ss.Materialized("customers-kept", history_retention=history_ms)
     customers = b.table("customers", materialized=kept)
     b.stream("orders").select_key(lambda _k, v: v).repartition("by-customer").join(
         customers, lambda left, right: left + right

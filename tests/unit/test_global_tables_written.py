@@ -21,7 +21,7 @@ def joined(**options: Any) -> Topology:
     return b.build()
 
 
-HISTORY = ss.Materialized("h", history_retention_ms=1)
+HISTORY = ss.Materialized("h", history_retention=1)
 IN_MEMORY = ss.Materialized(ss.in_memory_key_value_store("m"))
 
 
@@ -43,7 +43,7 @@ def refused(write: Any) -> str:
         (lambda b, t: b.stream("in").join(t, min), "pass key="),
         (lambda b, t: b.stream("in").join(t, min, key="x"), "key of join"),
         (lambda b, t: b.stream("in").join(t, min, key=lambda v: v), "cannot take 2 arguments"),
-        (lambda b, t: b.stream("in").join(t, min, key=min, grace_ms=5), "without windows, grace"),
+        (lambda b, t: b.stream("in").join(t, min, key=min, grace=5), "without windows, grace"),
         (lambda b, t: b.stream("in").join(b.table("t", materialized="t"), min, key=min), "only a"),
         (lambda b, t: b.table("t", materialized="t").join(t, min), "KTable"),
         (lambda b, t: ss.StreamsBuilder().stream("in").join(t, min, key=min), "another builder"),

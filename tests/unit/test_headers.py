@@ -87,9 +87,9 @@ CASES: dict[str, tuple[Callable[[Stream, Stream], Stream], str]] = {
     ),
     "waiting for a table": (
         lambda s, o: s.left_join(
-            o.to_table(ss.Materialized("t", history_retention_ms=100)),
+            o.to_table(ss.Materialized("t", history_retention=100)),
             lambda a, b: f"{a}{b}",
-            grace_ms=5,
+            grace=5,
             name="j",
         ),
         "x y",

@@ -63,7 +63,7 @@ def _repartitioned() -> ss.StreamsBuilder:
 
 def _versioned() -> ss.StreamsBuilder:
     builder = ss.StreamsBuilder()
-    builder.table("in", materialized=ss.Materialized("table", history_retention_ms=1000))
+    builder.table("in", materialized=ss.Materialized("table", history_retention=1000))
     return builder
 
 

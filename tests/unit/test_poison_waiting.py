@@ -66,11 +66,11 @@ BELOW: dict[str, Callable[[KStream[Any, Any]], KStream[Any, Any]]] = {
 def waiting(below: str, *, from_table: bool = False) -> Topology:
     """Records of `in` wait for the table; counted beside, where nobody waits."""
     b = texts()
-    table = b.table("table", materialized=ss.Materialized("rates", history_retention_ms=10_000))
+    table = b.table("table", materialized=ss.Materialized("rates", history_retention=10_000))
     stream = b.stream("in")
     stream.group_by_key().count("counts")
     function = show if below == "the join's function" else text_of
-    joined = stream.left_join(table, function, grace_ms=GRACE_MS, name="priced")
+    joined = stream.left_join(table, function, grace=GRACE_MS, name="priced")
     BELOW[below](joined).to("out")
     return b.build()
 
@@ -155,7 +155,7 @@ def test_twins_that_wait_are_passed_over_one_by_one() -> None:
         return value
 
     b = texts()
-    table = b.table("table", materialized=ss.Materialized("rates", history_retention_ms=10_000))
+    table = b.table("table", materialized=ss.Materialized("rates", history_retention=10_000))
 
     def latest_once(_key: Any, value: str, old: list[str]) -> list[str]:
         if value in old:
@@ -163,7 +163,7 @@ def test_twins_that_wait_are_passed_over_one_by_one() -> None:
         return [*old, value]
 
     joined = b.stream("in").flat_map_values(lambda v: [v, v])
-    joined = joined.left_join(table, lambda left, _: left, grace_ms=GRACE_MS, name="priced")
+    joined = joined.left_join(table, lambda left, _: left, grace=GRACE_MS, name="priced")
     made = ss.Materialized("all", value_serde=serdes.JSON, caching=False)
     joined.group_by_key().aggregate(list, latest_once, made).to_stream().to("out")
     with TopologyTestDriver(b.build(), settings("continue")) as driver:
@@ -182,7 +182,7 @@ def closing(below: str, how: str = "on close") -> Topology:
     """Final results of windows, and records counted beside."""
     b = texts()
     stream = b.stream("in")
-    windows = ss.TumblingWindows(10, retention_ms=100_000)
+    windows = ss.TumblingWindows(10, retention=100_000)
     emit = "on_window_close" if how == "on close" else "on_update"
     grouped = stream.group_by_key().windowed_by(windows, emit=emit)
     finals = grouped.reduce(lambda _old, new: new, "finals")

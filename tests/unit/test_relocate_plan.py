@@ -294,7 +294,7 @@ def test_windows_that_start_elsewhere_are_refused(
 
 
 def test_hopping_windows_as_far_apart_as_they_are_long_are_tumbling_ones() -> None:
-    same = counted(HoppingWindows(10, 10, grace_ms=1)), counted(TumblingWindows(10, grace_ms=1))
+    same = counted(HoppingWindows(10, 10, grace=1)), counted(TumblingWindows(10, grace=1))
     assert same[0].fingerprint() == same[1].fingerprint()
 
 

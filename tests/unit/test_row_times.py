@@ -40,7 +40,7 @@ def aggregate_of(name: str, *, caching: bool, windowed: bool = False) -> ss.Topo
     b = builder()
     grouped: Any = b.stream("in").group_by_key()
     if windowed:
-        grouped = grouped.windowed_by(ss.TumblingWindows(1000, grace_ms=5000))
+        grouped = grouped.windowed_by(ss.TumblingWindows(1000, grace=5000))
     table = AGGREGATES[name](grouped, ss.Materialized("kept", caching=caching))
     table.to_stream().to("out")
     return b.build()
@@ -125,7 +125,7 @@ def test_an_aggregate_that_was_deleted_begins_with_the_time_of_its_next_record()
 def test_the_table_of_an_aggregates_updates_has_its_last_value_as_the_latest() -> None:
     b = builder()
     counts = b.stream("in").group_by_key().count(ss.Materialized("counts", caching=False))
-    history = ss.Materialized("history", history_retention_ms=10_000)
+    history = ss.Materialized("history", history_retention=10_000)
     counts.to_stream().to_table(history, name="again").to_stream().to("out")
     with TopologyTestDriver(b.build()) as driver:
         for time in (100, 50, 60):
@@ -144,7 +144,7 @@ def joined(kind: str) -> ss.Topology:
     if kind == "counted":
         left = b.stream("left-counted").group_by_key().count("counted")
     if kind == "with history":
-        left = b.table("left-2", materialized=ss.Materialized("l2", history_retention_ms=9999))
+        left = b.table("left-2", materialized=ss.Materialized("l2", history_retention=9999))
     if kind in ("kept", "views"):
         kept = "kept-view" if kind == "kept" else None
         left = left.filter(lambda _k, v: v < 90).map_values(lambda v: [v], kept)

@@ -22,12 +22,12 @@ def pair(left: Any, right: Any) -> str:
 
 
 def history(name: str) -> ss.Materialized:
-    return ss.Materialized(name, history_retention_ms=1000)
+    return ss.Materialized(name, history_retention=1000)
 
 
 def waiting(b: StreamsBuilder) -> object:
     table = b.table("t", materialized=history("h"))
-    b.stream("b").join(table, pair, grace_ms=10, name="j")
+    b.stream("b").join(table, pair, grace=10, name="j")
     return b.table("c", materialized=ss.Materialized("j-buffer", key_serde=serdes.BYTES))
 
 

@@ -26,12 +26,12 @@ def joined(
     grace_ms: int = 0, *, left: bool = False, retention_ms: int = 100, **fields: Any
 ) -> ss.Topology:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=fields.get("serde", serdes.STRING))
-    history = ss.Materialized("rates", history_retention_ms=retention_ms)
+    history = ss.Materialized("rates", history_retention=retention_ms)
     table = b.table("table", materialized=history, name="rates-table")
     stream = b.stream("stream", name="orders")
     join = stream.left_join if left else stream.join
     show: Callable[[Any, Any], Any] = fields.get("show", lambda a, b: f"{a}+{b}")
-    join(table, show, grace_ms=grace_ms, name="priced").to("out")
+    join(table, show, grace=grace_ms, name="priced").to("out")
     table.to_stream(name="updates").to("updates")
     return b.build()
 
@@ -122,7 +122,7 @@ def retimed(by_ms: int, how: str) -> ss.Topology:
             self.forward(record.replace(timestamp_ms=record.timestamp_ms + by_ms))
 
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
-    table = b.table("table", materialized=ss.Materialized("rates", history_retention_ms=1000))
+    table = b.table("table", materialized=ss.Materialized("rates", history_retention=1000))
     stream = b.stream("stream")
     if how == "process":
         made = stream.process(Retime)
@@ -130,7 +130,7 @@ def retimed(by_ms: int, how: str) -> ss.Topology:
         made = stream.set_timestamp(lambda r: r.timestamp_ms + by_ms)
     if how == "filter":
         made = made.filter(lambda _, value: value != "gone")
-    made.join(table, lambda a, b: f"{a}+{b}", grace_ms=10, name="priced").to("out")
+    made.join(table, lambda a, b: f"{a}+{b}", grace=10, name="priced").to("out")
     return b.build()
 
 
@@ -214,7 +214,7 @@ def test_with_grace_the_order_of_arrival_within_it_does_not_matter(seed: int) ->
 
 
 def test_a_grace_the_history_does_not_cover_is_refused() -> None:
-    with pytest.raises(Misuse, match=r"grace_ms is 101, the table's history 100 ms"):
+    with pytest.raises(Misuse, match=r"grace is 101, the table's history 100 ms"):
         joined(101)
     joined(100)
     with pytest.raises(Misuse, match="must be 0 or more"):
@@ -224,10 +224,10 @@ def test_a_grace_the_history_does_not_cover_is_refused() -> None:
 @pytest.mark.parametrize("lot", [1, 2, 9])
 def test_a_version_that_began_longer_ago_than_the_tolerance_is_no_match(lot: int) -> None:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
-    kept = ss.Materialized("rates", history_retention_ms=1000)
+    kept = ss.Materialized("rates", history_retention=1000)
     rates, stream = b.table("table", materialized=kept), b.stream("stream")
     for name, tolerance in (("any", None), ("ten", timedelta(milliseconds=10)), ("now", 0)):
-        met = stream.left_join(rates, lambda _, rate: str(rate), tolerance_ms=tolerance, name=name)
+        met = stream.left_join(rates, lambda _, rate: str(rate), tolerance=tolerance, name=name)
         met.to(name)
     with TopologyTestDriver(b.build()) as driver:
         driver.pipe_all(
@@ -249,7 +249,7 @@ def test_a_version_that_began_longer_ago_than_the_tolerance_is_no_match(lot: int
 def test_a_tolerance_is_of_its_join_alone_and_part_of_the_topology() -> None:
     def tolerating(**terms: Any) -> ss.Topology:
         b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
-        rates = b.table("table", materialized=ss.Materialized("rates", history_retention_ms=1000))
+        rates = b.table("table", materialized=ss.Materialized("rates", history_retention=1000))
         b.stream("stream").join(rates, lambda a, _b: a, name="priced", **terms).to("out")
         return b.build()
 
@@ -264,14 +264,14 @@ def test_a_tolerance_is_of_its_join_alone_and_part_of_the_topology() -> None:
     assert len({tolerating(**each).fingerprint() for each in terms}) == len(terms)
     aware = tolerating(tolerance_ms=timedelta(milliseconds=5))
     assert aware.fingerprint() == tolerating(tolerance_ms=5).fingerprint()
-    with pytest.raises(Misuse, match="join: tolerance_ms is -1, but it must be 0 or more"):
+    with pytest.raises(Misuse, match="join: tolerance is -1, but it must be 0 or more"):
         tolerating(tolerance_ms=-1)
 
 
 def test_another_tolerance_is_that_of_the_records_that_wait() -> None:
     def tolerating(tolerance_ms: int | None) -> ss.Topology:
         b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
-        rates = b.table("table", materialized=ss.Materialized("rates", history_retention_ms=1000))
+        rates = b.table("table", materialized=ss.Materialized("rates", history_retention=1000))
         terms: Any = {"grace_ms": 50, "tolerance_ms": tolerance_ms, "name": "priced"}
         b.stream("stream").left_join(rates, lambda a, rate: f"{a}+{rate}", **terms).to("out")
         return b.build()
@@ -292,29 +292,29 @@ def test_a_join_without_versions_takes_no_tolerance() -> None:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
     stream: Any = b.stream("stream")
     rates, shared = b.table("table", materialized="rates"), b.global_table("shared")
-    kept = ss.Materialized("kept", history_retention_ms=1000)
+    kept = ss.Materialized("kept", history_retention=1000)
     late = b.table("late", materialized=kept).suppress(ss.Suppressed.until_time_limit(5))
     for join in (stream.join, stream.left_join):
         for table in (rates, late):
-            with pytest.raises(Misuse, match="tolerance_ms needs a table with history, whose"):
-                join(table, min, tolerance_ms=0)
+            with pytest.raises(Misuse, match="tolerance needs a table with history, whose"):
+                join(table, min, tolerance=0)
         with pytest.raises(Misuse, match="without windows, grace or tolerance"):
-            join(shared, min, key=min, tolerance_ms=0)
+            join(shared, min, key=min, tolerance=0)
         with pytest.raises(Misuse, match="no other grace or tolerance"):
-            join(stream, min, ss.JoinWindows(5), tolerance_ms=0)
+            join(stream, min, ss.JoinWindows(5), tolerance=0)
 
 
 def test_windows_keep_no_history() -> None:
     b = ss.StreamsBuilder(key_serde=serdes.STRING)
     windows = b.stream("in").group_by_key().windowed_by(ss.TumblingWindows(10))
-    kept: Any = ss.Materialized("kept", history_retention_ms=10)
+    kept: Any = ss.Materialized("kept", history_retention=10)
     with pytest.raises(InvalidTopology, match=r"but not windows: .* keep it in a view of them"):
         windows.count(kept)
     view = windows.count("counts").map_values(lambda count: count, kept)
     assert view.store == "kept"
     spec_alone: Any = ss.persistent_key_value_store("s")
     with pytest.raises(Misuse, match="a spec itself says"):
-        ss.Materialized(spec_alone, history_retention_ms=10)
+        ss.Materialized(spec_alone, history_retention=10)
     spec = ss.in_memory_versioned_key_value_store("rates", 10, key_serde=serdes.STRING)
     assert b.stream("more").to_table(ss.Materialized(spec), name="t").store == "rates"
 
@@ -383,11 +383,11 @@ def test_times_that_kafkas_client_cannot_send_come_back_from_the_changelog() -> 
 
 def test_no_changelog_is_spared_unless_told_so_as_each_version_has_a_key_of_its_own() -> None:
     b = ss.StreamsBuilder()
-    b.table("rates", materialized=ss.Materialized("rates", history_retention_ms=1000))
+    b.table("rates", materialized=ss.Materialized("rates", history_retention=1000))
     b.table(
         "told",
         materialized=ss.Materialized(
-            "told", history_retention_ms=5, changelog_config={"min.compaction.lag.ms": "7"}
+            "told", history_retention=5, changelog_config={"min.compaction.lag.ms": "7"}
         ),
     )
     b.table("plain", materialized="plain")
@@ -411,10 +411,10 @@ def viewed(
     grace_ms: int, view: Callable[[ss.KTable[Any, Any]], ss.KTable[Any, Any]]
 ) -> ss.Topology:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
-    history = ss.Materialized("rates", history_retention_ms=1000)
+    history = ss.Materialized("rates", history_retention=1000)
     table = view(b.table("table", materialized=history, name="rates-table"))
     stream = b.stream("stream", name="orders")
-    joined = stream.left_join(table, lambda a, b: [a, b], grace_ms=grace_ms, name="priced")
+    joined = stream.left_join(table, lambda a, b: [a, b], grace=grace_ms, name="priced")
     joined.to("out")
     return b.build()
 
@@ -464,11 +464,11 @@ def test_a_view_kept_in_a_plain_store_shows_its_latest_rows() -> None:
 def test_a_grace_join_without_a_name_is_told_of_as_its_store_would_be_renamed() -> None:
     def build(name: str | None, *, peeked: bool) -> ss.Topology:
         b = ss.StreamsBuilder()
-        table = b.table("table", materialized=ss.Materialized("rates", history_retention_ms=100))
+        table = b.table("table", materialized=ss.Materialized("rates", history_retention=100))
         stream = b.stream("stream")
         if peeked:
             stream = stream.peek(lambda _key, _value: None)
-        stream.join(table, lambda a, _b: a, grace_ms=10, name=name).to("out")
+        stream.join(table, lambda a, _b: a, grace=10, name=name).to("out")
         return b.build()
 
     buffers = {
@@ -514,7 +514,7 @@ def test_a_join_of_a_latest_version_older_than_history_is_answered_without_a_wor
 
 def test_an_aggregate_with_history_counts_no_record_that_is_older_than_it() -> None:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.INT64)
-    kept = ss.Materialized("counts", history_retention_ms=100)
+    kept = ss.Materialized("counts", history_retention=100)
     counts = b.stream("in").group_by_key().count(kept)
     counts.to_stream().to("out")
     with TopologyTestDriver(b.build()) as driver:
@@ -545,7 +545,7 @@ def test_the_history_of_an_aggregate_does_not_depend_on_batches(lot: int) -> Non
         members.append(value)
         return members
 
-    kept: Any = ss.Materialized("kept", history_retention_ms=10**6)
+    kept: Any = ss.Materialized("kept", history_retention=10**6)
     b.stream("in").group_by_key().aggregate(list[int], add, kept)
     rows = [(f"k{i % 3}", i, 10 * i - 25 * (i % 4 == 3)) for i in range(10, 50)]
     with TopologyTestDriver(b.build()) as driver:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar, overload
 
 from statestore.errors import Misuse
+from statestore.model.keywords import renamed
 from statestore.model.modes import EmitStrategy, Span
 from statestore.model.records import K_co, V, Windowed
 from statestore.topology import missing_methods
@@ -97,7 +98,7 @@ class CogroupedKStream(_Folded[K_co, K_co, A]):
         windows: TimeWindows | SlidingWindows,
         *,
         emit: EmitStrategy | str = ...,
-        close_idle_ms: Span | None = ...,
+        close_idle: Span | None = ...,
     ) -> TimeWindowedCogroupedKStream[K_co, A]: ...
     @overload
     def windowed_by(
@@ -105,18 +106,19 @@ class CogroupedKStream(_Folded[K_co, K_co, A]):
         windows: SessionWindows,
         *,
         emit: EmitStrategy | str = ...,
-        close_idle_ms: Span | None = ...,
+        close_idle: Span | None = ...,
     ) -> SessionWindowedCogroupedKStream[K_co, A]: ...
+    @renamed(close_idle="close_idle_ms")
     def windowed_by(
         self,
         windows: TimeWindows | SlidingWindows | SessionWindows,
         *,
         emit: EmitStrategy | str = EmitStrategy.ON_UPDATE,
-        close_idle_ms: Span | None = None,
+        close_idle: Span | None = None,
     ) -> TimeWindowedCogroupedKStream[K_co, A] | SessionWindowedCogroupedKStream[K_co, A]:
         """Group the records of all streams by window or by session, too.
 
-        Stream time is that of all streams. For `emit` and `close_idle_ms`, see
+        Stream time is that of all streams. For `emit` and `close_idle`, see
         `KGroupedStream.windowed_by`. Misuse if windows are of a number of records.
         """
         given: object = windows
@@ -125,7 +127,7 @@ class CogroupedKStream(_Folded[K_co, K_co, A]):
                 "cogroup: windows of a number of records are of one stream: merge() the streams, "
                 "and then group and count them, or pass windows of time"
             )
-        cogroup = self._cogroup.windowed(Windowing.of(windows, emit, close_idle_ms))
+        cogroup = self._cogroup.windowed(Windowing.of(windows, emit, close_idle))
         if isinstance(windows, SessionWindows):
             return SessionWindowedCogroupedKStream(cogroup)
         return TimeWindowedCogroupedKStream(cogroup)

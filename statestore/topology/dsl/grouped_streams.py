@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from statestore.errors import Misuse
+from statestore.model.keywords import renamed
 from statestore.model.modes import EmitStrategy, Span
 from statestore.model.records import K_co, V_co, Windowed
 from statestore.topology import missing_methods
@@ -151,7 +152,7 @@ class KGroupedStream(_Grouped[K_co, K_co, V_co]):
         windows: TimeWindows | SlidingWindows,
         *,
         emit: EmitStrategy | str = ...,
-        close_idle_ms: Span | None = ...,
+        close_idle: Span | None = ...,
     ) -> TimeWindowedKStream[K_co, V_co]: ...
     @overload
     def windowed_by(
@@ -159,18 +160,19 @@ class KGroupedStream(_Grouped[K_co, K_co, V_co]):
         windows: SessionWindows,
         *,
         emit: EmitStrategy | str = ...,
-        close_idle_ms: Span | None = ...,
+        close_idle: Span | None = ...,
     ) -> SessionWindowedKStream[K_co, V_co]: ...
     @overload
     def windowed_by(
         self, windows: CountWindows, *, emit: EmitStrategy | str = ...
     ) -> CountWindowedKStream[K_co, V_co]: ...
+    @renamed(close_idle="close_idle_ms")
     def windowed_by(
         self,
         windows: TimeWindows | SlidingWindows | SessionWindows | CountWindows,
         *,
         emit: EmitStrategy | str = EmitStrategy.ON_UPDATE,
-        close_idle_ms: Span | None = None,
+        close_idle: Span | None = None,
     ) -> (
         TimeWindowedKStream[K_co, V_co]
         | SessionWindowedKStream[K_co, V_co]
@@ -179,14 +181,14 @@ class KGroupedStream(_Grouped[K_co, K_co, V_co]):
         """Group by window, by session, or by a number of records, too.
 
         ON_UPDATE emits a result whenever a window's aggregate changed. ON_WINDOW_CLOSE emits one
-        result per window, when no record of it can follow any more (KIP-825). With `close_idle_ms`
+        result per window, when no record of it can follow any more (KIP-825). With `close_idle`
         all windows close, too, once the operator has had no input for that long by the wall clock,
         while its stream task is open; what comes for them after that is late.
 
-        Misuse if `close_idle_ms` is not positive, if results are emitted on update, or if windows
+        Misuse if `close_idle` is not positive, if results are emitted on update, or if windows
         are of a number of records: these close when they are full.
         """
-        grouping = self._grouping.windowed(Windowing.of(windows, emit, close_idle_ms))
+        grouping = self._grouping.windowed(Windowing.of(windows, emit, close_idle))
         if isinstance(windows, CountWindows):
             return CountWindowedKStream(grouping)
         if isinstance(windows, SessionWindows):

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
+from statestore.model.keywords import renamed
 from statestore.model.modes import Span
 from statestore.model.records import K2, V2, K_co, Serde, V_co
 from statestore.topology.joins.co_partitioned import JoinKind
@@ -37,8 +38,8 @@ class JoinableStream(Generic[K_co, V_co]):
         other: "ktables.KTable[K_co, V2]",
         function: Callable[[V_co, V2], R],
         *,
-        grace_ms: Span = 0,
-        tolerance_ms: Span | None = None,
+        grace: Span = 0,
+        tolerance: Span | None = None,
         key_serde: Serde[K_co] | None = None,
         value_serde: Serde[R] | None = None,
         name: str | None = None,
@@ -49,8 +50,8 @@ class JoinableStream(Generic[K_co, V_co]):
         other: "ktables.KTable[K_co, V2]",
         function: Callable[[K_co, V_co, V2], R],
         *,
-        grace_ms: Span = 0,
-        tolerance_ms: Span | None = None,
+        grace: Span = 0,
+        tolerance: Span | None = None,
         key_serde: Serde[K_co] | None = None,
         value_serde: Serde[R] | None = None,
         name: str | None = None,
@@ -99,6 +100,7 @@ class JoinableStream(Generic[K_co, V_co]):
         value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
+    @renamed(grace="grace_ms", tolerance="tolerance_ms")
     def join(
         self,
         other: "ktables.KTable[Any, Any] | streams.KStream[Any, Any] | GlobalKTable[Any, Any]",
@@ -106,8 +108,8 @@ class JoinableStream(Generic[K_co, V_co]):
         within: JoinWindows | None = None,
         *,
         key: Selector | None = None,
-        grace_ms: Span = 0,
-        tolerance_ms: Span | None = None,
+        grace: Span = 0,
+        tolerance: Span | None = None,
         key_serde: Serde[Any] | None = None,
         value_serde: Serde[Any] | None = None,
         name: str | None = None,
@@ -120,8 +122,8 @@ class JoinableStream(Generic[K_co, V_co]):
 
         With a table: return function(left, right) for each record whose key the table has at that
         time; the function may take the key before both. If the table keeps versions, a record joins
-        the version valid at its own time, after waiting for `grace_ms` of stream time (KIP-923). A
-        version that began more than `tolerance_ms` before that time is no match (None: all are).
+        the version valid at its own time, after waiting for `grace` of stream time (KIP-923). A
+        version that began more than `tolerance` before that time is no match (None: all are).
 
         With a stream: return function(left, right) for each two records of one key whose times lie
         `within` these windows, with the later of both times. Records that are behind stream time by
@@ -135,7 +137,7 @@ class JoinableStream(Generic[K_co, V_co]):
         negative or the table has no history, or if `within` is missing or not needed; SerdeMismatch
         if the keys of both have different serdes; InvalidTopology if the other has another builder.
         """
-        extra = JoinTerms(within, key, grace_ms, tolerance_ms, key_serde, value_serde)
+        extra = JoinTerms(within, key, grace, tolerance, key_serde, value_serde)
         return self._joined(JoinKind.INNER, other, function, extra, name)
 
     @overload
@@ -144,8 +146,8 @@ class JoinableStream(Generic[K_co, V_co]):
         other: "ktables.KTable[K_co, V2]",
         function: Callable[[V_co, V2 | None], R],
         *,
-        grace_ms: Span = 0,
-        tolerance_ms: Span | None = None,
+        grace: Span = 0,
+        tolerance: Span | None = None,
         key_serde: Serde[K_co] | None = None,
         value_serde: Serde[R] | None = None,
         name: str | None = None,
@@ -156,8 +158,8 @@ class JoinableStream(Generic[K_co, V_co]):
         other: "ktables.KTable[K_co, V2]",
         function: Callable[[K_co, V_co, V2 | None], R],
         *,
-        grace_ms: Span = 0,
-        tolerance_ms: Span | None = None,
+        grace: Span = 0,
+        tolerance: Span | None = None,
         key_serde: Serde[K_co] | None = None,
         value_serde: Serde[R] | None = None,
         name: str | None = None,
@@ -206,6 +208,7 @@ class JoinableStream(Generic[K_co, V_co]):
         value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
+    @renamed(grace="grace_ms", tolerance="tolerance_ms")
     def left_join(
         self,
         other: "ktables.KTable[Any, Any] | streams.KStream[Any, Any] | GlobalKTable[Any, Any]",
@@ -213,8 +216,8 @@ class JoinableStream(Generic[K_co, V_co]):
         within: JoinWindows | None = None,
         *,
         key: Selector | None = None,
-        grace_ms: Span = 0,
-        tolerance_ms: Span | None = None,
+        grace: Span = 0,
+        tolerance: Span | None = None,
         key_serde: Serde[Any] | None = None,
         value_serde: Serde[Any] | None = None,
         name: str | None = None,
@@ -225,7 +228,7 @@ class JoinableStream(Generic[K_co, V_co]):
         a match. A record without a key joins None, too; with a global table, so does one for which
         `key` returns None.
         """
-        extra = JoinTerms(within, key, grace_ms, tolerance_ms, key_serde, value_serde)
+        extra = JoinTerms(within, key, grace, tolerance, key_serde, value_serde)
         return self._joined(JoinKind.LEFT, other, function, extra, name)
 
     @overload

@@ -279,15 +279,15 @@ def _tables_joined(
 def _check_grace(verb: str, table: TableFlow, grace_ms: int) -> None:
     """Raise Misuse unless the table's history covers the grace (SEMANTICS V10)."""
     if grace_ms < 0:
-        raise Misuse(f"{verb}: grace_ms is {grace_ms}, but it must be 0 or more")
+        raise Misuse(f"{verb}: grace is {grace_ms}, but it must be 0 or more")
     if grace_ms and table.history is None:
         raise Misuse(
-            f"{verb}: grace_ms needs a table with history: "
-            "materialize the table with history_retention_ms, or leave grace_ms out"
+            f"{verb}: grace needs a table with history: "
+            "materialize the table with history_retention, or leave grace out"
         )
     if table.history is not None and grace_ms > table.history.retention_ms:
         raise Misuse(
-            f"{verb}: grace_ms is {grace_ms}, the table's history {table.history.retention_ms} ms: "
+            f"{verb}: grace is {grace_ms}, the table's history {table.history.retention_ms} ms: "
             "a record would wait until the version it needs is gone"
         )
 
@@ -297,11 +297,11 @@ def _tolerating(verb: str, table: TableFlow, tolerance_ms: int | None) -> TableF
     if tolerance_ms is None:
         return table
     if tolerance_ms < 0:
-        raise Misuse(f"{verb}: tolerance_ms is {tolerance_ms}, but it must be 0 or more")
+        raise Misuse(f"{verb}: tolerance is {tolerance_ms}, but it must be 0 or more")
     if table.history is None:
         raise Misuse(
-            f"{verb}: tolerance_ms needs a table with history, whose versions say when they begin: "
-            "materialize the table with history_retention_ms, or leave tolerance_ms out"
+            f"{verb}: tolerance needs a table with history, whose versions say when they begin: "
+            "materialize the table with history_retention, or leave tolerance out"
         )
     return table.with_history(replace(table.history, tolerance_ms=tolerance_ms))
 

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Final
 
 from statestore.errors import Misuse
+from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
 from statestore.stores.staged_table import StagedTable
 
@@ -38,15 +39,14 @@ class JoinWindows:
     after_ms: int
     grace_ms: int
 
-    def __init__(
-        self, before_ms: Span, after_ms: Span | None = None, *, grace_ms: Span = 0
-    ) -> None:
-        before, grace = span_ms(before_ms), span_ms(grace_ms)
-        after = before if after_ms is None else span_ms(after_ms)
+    @renamed(before="before_ms", after="after_ms", grace="grace_ms")
+    def __init__(self, before: Span, after: Span | None = None, *, grace: Span = 0) -> None:
+        before, grace = span_ms(before), span_ms(grace)
+        after = before if after is None else span_ms(after)
         if before + after < 0 or grace < 0:
             raise Misuse(
                 f"windows from {before} ms before to {after} ms after, with {grace} ms of grace: "
-                "before_ms + after_ms must not be negative, nor the grace"
+                "before + after must not be negative, nor the grace"
             )
         kept = max(before, 0) + max(after, 0) + grace
         if kept > KEPT_MAX_MS:
@@ -138,7 +138,7 @@ def require_windows(verb: str, given: object, *, others: bool) -> JoinWindows:
     """
     if not isinstance(given, JoinWindows) or others:
         raise Misuse(
-            f"{verb}: two streams meet within windows: pass ss.JoinWindows(before_ms, "
-            "after_ms, grace_ms=…) and no other grace or tolerance, or make a table by to_table()"
+            f"{verb}: two streams meet within windows: pass ss.JoinWindows(before, "
+            "after, grace=…) and no other grace or tolerance, or make a table by to_table()"
         )
     return given

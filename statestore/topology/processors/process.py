@@ -15,6 +15,7 @@ from typing_extensions import TypeVar
 from statestore.errors import InvalidTopology, Misuse, StateStoreError, UnknownStore
 from statestore.model.batch import Batch, any_none
 from statestore.model.ids import TaskId
+from statestore.model.keywords import renamed
 from statestore.model.modes import EVENT_TIME_MAX_MS, PunctuationType, Span, Time, to_ms
 from statestore.model.records import K, Record, V
 from statestore.stores.contracts import (
@@ -165,9 +166,10 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
         """Ask for a commit of the stream task; a processor must not commit a store (KIP-892)."""
         self._node.request_commit()
 
+    @renamed(interval="interval_ms")
     def schedule(
         self,
-        interval_ms: Span,
+        interval: Span,
         kind: PunctuationType | str,
         function: Callable[[int], object],
         *,
@@ -175,7 +177,7 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
     ) -> Punctuation:
         """Call function(time in ms) by stream time or wall-clock time; return what cancels it.
 
-        `interval_ms` is in milliseconds or a timedelta. With `at`, a time in milliseconds or an
+        `interval` is in milliseconds or a timedelta. With `at`, a time in milliseconds or an
         aware datetime, it is called from then on, each interval after it; without it, at the first
         record of all and then at multiples of the interval since 1970, or by wall-clock time each
         interval from now on. The function may use the stores, forward and ask for a commit, as
@@ -191,7 +193,7 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
                 f"schedule: at is {at!r:.99}, which is no time: pass milliseconds since 1970, or "
                 "an aware datetime"
             )
-        return self._node.schedule(self._name, interval_ms, PunctuationType(kind), fire, start_ms)
+        return self._node.schedule(self._name, interval, PunctuationType(kind), fire, start_ms)
 
     def keep_timers(self, queue: TimerQueue) -> None:
         """Give the processor timers, before it is made."""

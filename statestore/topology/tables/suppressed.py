@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from statestore.errors import Misuse
+from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
 from statestore.topology.windows.closing import checked_idle_ms, idle_terms
 
@@ -21,44 +22,46 @@ class Suppressed:
     close_idle_ms: int | None = None
 
     @classmethod
+    @renamed(close_idle="close_idle_ms")
     def until_window_closes(
         cls,
         *,
         max_records: int | None = None,
         max_bytes: int | None = None,
-        close_idle_ms: Span | None = None,
+        close_idle: Span | None = None,
     ) -> "Suppressed":
         """Hand on one result for each window: the last one, when no record can change it any more.
 
         The run ends with BufferFull if more than `max_records` results wait, or if their keys and
         values have more than `max_bytes`. Without these bounds the buffer takes what comes, which
-        is on disk. With `close_idle_ms` all that waits goes out, too, once there was no update for
+        is on disk. With `close_idle` all that waits goes out, too, once there was no update for
         that long by the wall clock, while the stream task is open; updates of these windows after
-        that are late. Misuse if a bound or `close_idle_ms` is less than 1.
+        that are late. Misuse if a bound or `close_idle` is less than 1.
         """
         bounds = _bounds(max_records, max_bytes)
-        idle_ms = checked_idle_ms(close_idle_ms)
+        idle_ms = checked_idle_ms(close_idle)
         return cls(None, *bounds, shut_down_when_full=True, close_idle_ms=idle_ms)
 
     @classmethod
+    @renamed(limit="limit_ms")
     def until_time_limit(
         cls,
-        limit_ms: Span,
+        limit: Span,
         *,
         max_records: int | None = None,
         max_bytes: int | None = None,
         shut_down_when_full: bool = False,
     ) -> "Suppressed":
-        """Hand on the latest update of a key once its first one has waited for `limit_ms`.
+        """Hand on the latest update of a key once its first one has waited for `limit`.
 
         That is event time: stream time has to pass the time of the first update by as much. If more
         than `max_records` updates wait, or if their keys and values have more than `max_bytes`, the
         oldest ones are handed on early; with `shut_down_when_full` the run ends with BufferFull
         instead. Misuse if the limit is negative, or a bound is less than 1.
         """
-        limit = span_ms(limit_ms)
+        limit = span_ms(limit)
         if limit < 0:
-            raise Misuse(f"until_time_limit: limit_ms is {limit}, but it must be 0 or more")
+            raise Misuse(f"until_time_limit: limit is {limit}, but it must be 0 or more")
         if shut_down_when_full and max_records is None and max_bytes is None:
             raise Misuse(
                 "until_time_limit: shut_down_when_full needs a buffer that can be full: pass "

@@ -94,7 +94,7 @@ def checked_idle_ms(close_idle_ms: Span | None) -> int | None:
     idle_ms = None if close_idle_ms is None else span_ms(close_idle_ms)
     if idle_ms is not None and idle_ms < 1:
         raise Misuse(
-            f"close_idle_ms is {idle_ms}, but it must be at least 1: leave it out to close windows "
+            f"close_idle is {idle_ms}, but it must be at least 1: leave it out to close windows "
             "by event time alone"
         )
     return idle_ms

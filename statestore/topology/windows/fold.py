@@ -78,14 +78,14 @@ class Windowing(NamedTuple):
         rule, when, idle_ms = windows.rule, EmitStrategy(emit), checked_idle_ms(close_idle_ms)
         if idle_ms is not None and when is not EmitStrategy.ON_WINDOW_CLOSE:
             raise Misuse(
-                "close_idle_ms closes windows that tell their result on close: pass "
-                "emit=EmitStrategy.ON_WINDOW_CLOSE, or close_idle_ms to "
+                "close_idle closes windows that tell their result on close: pass "
+                "emit=EmitStrategy.ON_WINDOW_CLOSE, or close_idle to "
                 "Suppressed.until_window_closes()"
             )
         if idle_ms is not None and rule.closes is None:
             raise Misuse(
-                "close_idle_ms closes windows of time: one of a number of records is open until it "
-                "is full, so leave close_idle_ms out"
+                "close_idle closes windows of time: one of a number of records is open until it "
+                "is full, so leave close_idle out"
             )
         return cls(rule, when, idle_ms)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from statestore.errors import Misuse
 from statestore.model.batch import Batch
+from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import WINDOW_BYTES
 from statestore.stores.in_windows import START
@@ -33,7 +34,7 @@ _STARTS, _START_BYTES = np.dtype(">i8"), np.dtype("V8")
 
 @dataclass(frozen=True, init=False)
 class TumblingWindows:
-    """Windows of `size_ms`, side by side since the epoch, open to late records for `grace_ms`.
+    """Windows of `size`, side by side since the epoch, open to late records for `grace`.
 
     A window leaves the store when stream time has passed its start by `retention_ms`, which is
     size + grace unless given. All three are milliseconds or timedeltas. Misuse if the size is not
@@ -44,10 +45,9 @@ class TumblingWindows:
     grace_ms: int
     retention_ms: int
 
-    def __init__(
-        self, size_ms: Span, *, grace_ms: Span = 0, retention_ms: Span | None = None
-    ) -> None:
-        size, grace, retention = _spans(size_ms, grace_ms, retention_ms)
+    @renamed(size="size_ms", grace="grace_ms", retention="retention_ms")
+    def __init__(self, size: Span, *, grace: Span = 0, retention: Span | None = None) -> None:
+        size, grace, retention = _spans(size, grace, retention)
         for name, value in (("size_ms", size), ("grace_ms", grace), ("retention_ms", retention)):
             object.__setattr__(self, name, value)
 
@@ -64,7 +64,7 @@ class TumblingWindows:
 
 @dataclass(frozen=True, init=False)
 class HoppingWindows:
-    """Windows of `size_ms`, one starting every `advance_ms` since the epoch, so they overlap.
+    """Windows of `size`, one starting every `advance` since the epoch, so they overlap.
 
     They are Kafka Streams' TimeWindows.ofSizeAndGrace(size, grace).advanceBy(advance). Like
     TumblingWindows they are named as its documentation names these windows, so that the name tells
@@ -79,19 +79,20 @@ class HoppingWindows:
     grace_ms: int
     retention_ms: int
 
+    @renamed(size="size_ms", advance="advance_ms", grace="grace_ms", retention="retention_ms")
     def __init__(
         self,
-        size_ms: Span,
-        advance_ms: Span,
+        size: Span,
+        advance: Span,
         *,
-        grace_ms: Span = 0,
-        retention_ms: Span | None = None,
+        grace: Span = 0,
+        retention: Span | None = None,
     ) -> None:
-        size, grace, retention = _spans(size_ms, grace_ms, retention_ms)
-        advance = span_ms(advance_ms)
+        size, grace, retention = _spans(size, grace, retention)
+        advance = span_ms(advance)
         if not 0 < advance <= size:
             raise Misuse(
-                f"advance_ms {advance}: windows of {size} ms must start between 1 and {size} ms "
+                f"advance {advance}: windows of {size} ms must start between 1 and {size} ms "
                 "apart, or records between two windows would count in none"
             )
         object.__setattr__(self, "size_ms", size)
@@ -119,7 +120,7 @@ def _spans(size_ms: Span, grace_ms: Span, retention_ms: Span | None) -> tuple[in
         )
     if retention < size + grace:
         raise Misuse(
-            f"retention_ms {retention}: a window of {size} ms with {grace} ms of grace must be "
+            f"retention {retention}: a window of {size} ms with {grace} ms of grace must be "
             f"kept for at least {size + grace}"
         )
     return size, grace, retention

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.batch import Batch
+from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import SESSION_BYTES
 from statestore.stores.sessions import LIST, SPAN, spans_of
@@ -37,7 +38,7 @@ from statestore.topology.windows.fold import InTime, Timing
 
 @dataclass(frozen=True, init=False)
 class SessionWindows:
-    """Sessions that end when their key has had no record for `gap_ms`.
+    """Sessions that end when their key has had no record for `gap`.
 
     They are open to late records for `grace_ms` more, and leave the store when stream time has
     passed their end by more than `retention_ms`, which is gap + grace unless given. All three are
@@ -50,18 +51,17 @@ class SessionWindows:
     grace_ms: int
     retention_ms: int
 
-    def __init__(
-        self, gap_ms: Span, *, grace_ms: Span = 0, retention_ms: Span | None = None
-    ) -> None:
-        gap, grace = span_ms(gap_ms), span_ms(grace_ms)
-        retention = gap + grace if retention_ms is None else span_ms(retention_ms)
+    @renamed(gap="gap_ms", grace="grace_ms", retention="retention_ms")
+    def __init__(self, gap: Span, *, grace: Span = 0, retention: Span | None = None) -> None:
+        gap, grace = span_ms(gap), span_ms(grace)
+        retention = gap + grace if retention is None else span_ms(retention)
         if gap < 0 or grace < 0:
             raise Misuse(
                 f"sessions with a gap of {gap} ms and {grace} ms of grace: neither may be negative"
             )
         if retention < gap + grace:
             raise Misuse(
-                f"retention_ms {retention}: a session with a gap of {gap} ms and {grace} ms of "
+                f"retention {retention}: a session with a gap of {gap} ms and {grace} ms of "
                 f"grace must be kept for at least {gap + grace}"
             )
         for name, value in (("gap_ms", gap), ("grace_ms", grace), ("retention_ms", retention)):

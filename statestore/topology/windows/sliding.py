@@ -23,6 +23,7 @@ import numpy as np
 from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.batch import Batch
+from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import WINDOW_BYTES
 from statestore.stores.in_windows import START, start_of
@@ -38,7 +39,7 @@ from statestore.topology.windows.fold import InTime, Timing
 
 @dataclass(frozen=True, init=False)
 class SlidingWindows:
-    """Windows of records that are at most `difference_ms` apart, one for each set of such records.
+    """Windows of records that are at most `difference` apart, one for each set of such records.
 
     They are open to late records for `grace_ms`, and leave the store when stream time has passed
     their start by twice the difference and the grace. Both are milliseconds or timedeltas. They are
@@ -49,8 +50,9 @@ class SlidingWindows:
     difference_ms: int
     grace_ms: int
 
-    def __init__(self, difference_ms: Span, *, grace_ms: Span = 0) -> None:
-        difference, grace = span_ms(difference_ms), span_ms(grace_ms)
+    @renamed(difference="difference_ms", grace="grace_ms")
+    def __init__(self, difference: Span, *, grace: Span = 0) -> None:
+        difference, grace = span_ms(difference), span_ms(grace)
         if difference < 0 or grace < 0:
             raise Misuse(
                 f"sliding windows with a difference of {difference} ms and {grace} ms of grace: "

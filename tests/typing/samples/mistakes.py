@@ -92,8 +92,8 @@ lengths.join(lengths, lambda a, b: a)  # mistake: a stream needs windows
 lengths.join(texts, lambda a, b: a, NEAR)  # mistake: a table has no windows
 lengths.left_join(lengths, lambda a, b: a + b, NEAR)  # mistake: there may be no match
 lengths.join(lengths, lambda a, b: a, 1000)  # mistake: no windows
-lengths.join(lengths, lambda a, b: a, NEAR, tolerance_ms=5)  # mistake: streams have windows
-lengths.left_join(texts, lambda n, t: n, tolerance_ms=1.5)  # mistake: a span
+lengths.join(lengths, lambda a, b: a, NEAR, tolerance=5)  # mistake: streams have windows
+lengths.left_join(texts, lambda n, t: n, tolerance=1.5)  # mistake: a span
 everywhere = builder.global_table("everywhere", value_serde=serdes.STRING)
 lengths.join(everywhere, lambda n, text: text)  # mistake: a global table needs a key
 lengths.join(everywhere, lambda n, text: text, key=lambda k, n: n)  # mistake: key of the table
@@ -126,7 +126,7 @@ lengths.group_by_key().count(ss.Materialized("c", value_serde=serdes.STRING))  #
 texts.map_values(len, ss.Materialized("n", value_serde=serdes.STRING))  # mistake: value serde
 builder.table("t", value_serde=serdes.STRING, materialized=ss.Materialized(TOTALS))  # mistake: spec
 lengths.group_by_key().windowed_by(60_000)  # mistake: no windows
-ss.Materialized(TOTALS, history_retention_ms=10)  # mistake: a spec says itself
+ss.Materialized(TOTALS, history_retention=10)  # mistake: a spec says itself
 ss.persistent_key_value_store("s", serdes.STRING)  # mistake: a serde by position
 ss.key_value_store("s", True)  # mistake: a medium by position
 UNTYPED: ss.KeyValueSpec[str, int] = ss.key_value_store("s")  # mistake: bytes without serdes

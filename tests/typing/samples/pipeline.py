@@ -268,7 +268,7 @@ def aggregates(orders: ss.KStream[str, Order]) -> None:
     windows = by_cents.windowed_by(ss.TumblingWindows(timedelta(minutes=1)))
     assert_type(windows, ss.TimeWindowedKStream[int, Order])
     assert_type(windows.count("per-minute"), ss.KTable[ss.Windowed[int], int])
-    slides = by_cents.windowed_by(ss.SlidingWindows(timedelta(minutes=5), grace_ms=1000))
+    slides = by_cents.windowed_by(ss.SlidingWindows(timedelta(minutes=5), grace=1000))
     assert_type(slides, ss.TimeWindowedKStream[int, Order])
     hops = by_cents.windowed_by(ss.HoppingWindows(timedelta(minutes=5), timedelta(minutes=1)))
     assert_type(hops, ss.TimeWindowedKStream[int, Order])
@@ -315,16 +315,16 @@ def global_joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str,
 
 def in_time(rates: ss.KTable[str, float], orders: ss.KStream[str, Order]) -> None:
     month = timedelta(days=30)
-    dear = rates.filter(lambda _, rate: rate > 1, ss.Materialized("d", history_retention_ms=month))
+    dear = rates.filter(lambda _, rate: rate > 1, ss.Materialized("d", history_retention=month))
     assert_type(dear, ss.KTable[str, float])
-    rounded = ss.Materialized("r", value_serde=serdes.INT64, history_retention_ms=month)
+    rounded = ss.Materialized("r", value_serde=serdes.INT64, history_retention=month)
     assert_type(rates.map_values(round, rounded), ss.KTable[str, int])
-    sums = ss.Materialized("b", value_serde=serdes.FLOAT64, history_retention_ms=month)
+    sums = ss.Materialized("b", value_serde=serdes.FLOAT64, history_retention=month)
     assert_type(dear.join(rates, lambda rate, other: rate + other, sums), ss.KTable[str, float])
-    recent = orders.join(rates, lambda order, rate: order.cents * rate, tolerance_ms=1000)
+    recent = orders.join(rates, lambda order, rate: order.cents * rate, tolerance=1000)
     assert_type(recent, ss.KStream[str, float])
     lately = orders.left_join(
-        rates, lambda key, order, rate: (key, rate), grace_ms=5, tolerance_ms=timedelta(minutes=1)
+        rates, lambda key, order, rate: (key, rate), grace=5, tolerance=timedelta(minutes=1)
     )
     assert_type(lately, ss.KStream[str, tuple[str, float | None]])
 
@@ -340,7 +340,7 @@ def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]
     with_key = orders.join(rates, lambda key, order, rate: (key, order.cents, rate))
     assert_type(with_key, ss.KStream[str, tuple[str, int, float]])
     in_time(rates, orders)
-    near = ss.JoinWindows(timedelta(minutes=1), grace_ms=1000)
+    near = ss.JoinWindows(timedelta(minutes=1), grace=1000)
     lengths = orders.map_values(lambda order: order.cents)
     pairs = orders.join(lengths, lambda order, n: (order, n), near)
     assert_type(pairs, ss.KStream[str, tuple[Order, int]])
@@ -371,7 +371,7 @@ def joins(builder: ss.StreamsBuilder[str, bytes], orders: ss.KStream[str, Order]
         rates.left_join(names, lambda rate, name: name, foreign_key=lambda key, rate: len(key)),
         ss.KTable[str, str | None],
     )
-    closing = ss.Suppressed.until_window_closes(close_idle_ms=timedelta(hours=1))
+    closing = ss.Suppressed.until_window_closes(close_idle=timedelta(hours=1))
     assert_type(closing, ss.Suppressed)
     held = rates.suppress(ss.Suppressed.until_time_limit(timedelta(minutes=1), max_records=9))
     assert_type(held, ss.KTable[str, float])
