@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, overload
 from statestore import serdes
 from statestore.errors import Misuse
 from statestore.layout.folders import check_store_name
+from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import SIDES, K, Serde, V, Windowed
 from statestore.serdes import composed
@@ -42,7 +43,7 @@ class KeyValueSpec(Generic[K, V]):
         ttl: object = self.ttl_ms
         if ttl is not None and (not isinstance(ttl, int) or ttl <= 0):
             raise Misuse(
-                f"store {self.name!r}: ttl_ms {ttl!r}: pass 1 or more milliseconds, or a "
+                f"store {self.name!r}: ttl {ttl!r}: pass 1 or more milliseconds, or a "
                 "timedelta, or leave it out"
             )
         _place(self, "key_serde")
@@ -64,7 +65,7 @@ class GlobalSpec(KeyValueSpec[K, V]):
 
 @dataclass(frozen=True)
 class VersionedSpec(Generic[K, V]):
-    """A versioned store (KIP-889); reads are exact as far back as `history_retention_ms`.
+    """A versioned store (KIP-889); reads are exact as far back as `history_retention`.
 
     `segment_interval_ms` None takes the interval of the store on disk, or else one that suits the
     retention (SEMANTICS V5).
@@ -105,7 +106,7 @@ class VersionedSpec(Generic[K, V]):
         if stored is not None and asked is not None and asked != stored:
             raise Misuse(
                 f"store {self.name!r} was made with segments of {stored} ms, not {asked} ms: leave "
-                "segment_interval_ms out, or move its folder away to restore it from its changelog"
+                "segment_interval out, or move its folder away to restore it from its changelog"
             )
         if stored is not None:
             return stored
@@ -155,7 +156,7 @@ class WindowRows(KeyValueSpec[bytes, bytes]):
 
 @dataclass(frozen=True)
 class WindowSpec(Generic[K, V]):
-    """A window store: values by key and by window of `size_ms` (SEMANTICS T2h).
+    """A window store: values by key and by window of `size` (SEMANTICS T2h).
 
     A window starts every `advance_ms`; None: every `size_ms`; ANY_START: at any time. It expires
     when stream time is past its start by `retention_ms`. `writable`: processors write it, not an
@@ -302,7 +303,7 @@ def placed(spec: Any, keys: str, application_id: str) -> Any:
 def persistent_key_value_store(
     name: str,
     *,
-    ttl_ms: Span | None = None,
+    ttl: Span | None = None,
     key_serde: None = None,
     value_serde: None = None,
 ) -> KeyValueSpec[bytes, bytes]: ...
@@ -310,7 +311,7 @@ def persistent_key_value_store(
 def persistent_key_value_store(
     name: str,
     *,
-    ttl_ms: Span | None = None,
+    ttl: Span | None = None,
     key_serde: Serde[K],
     value_serde: None = None,
 ) -> KeyValueSpec[K, bytes]: ...
@@ -318,7 +319,7 @@ def persistent_key_value_store(
 def persistent_key_value_store(
     name: str,
     *,
-    ttl_ms: Span | None = None,
+    ttl: Span | None = None,
     key_serde: None = None,
     value_serde: Serde[V],
 ) -> KeyValueSpec[bytes, V]: ...
@@ -326,34 +327,35 @@ def persistent_key_value_store(
 def persistent_key_value_store(
     name: str,
     *,
-    ttl_ms: Span | None = None,
+    ttl: Span | None = None,
     key_serde: Serde[K],
     value_serde: Serde[V],
     migrate: Migrations = None,
 ) -> KeyValueSpec[K, V]: ...
+@renamed(ttl="ttl_ms")
 def persistent_key_value_store(
     name: str,
     *,
-    ttl_ms: Span | None = None,
+    ttl: Span | None = None,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
     migrate: Migrations = None,
 ) -> KeyValueSpec[Any, Any]:
     """Describe a key-value store in RocksDB; without serdes its keys and values are bytes.
 
-    `ttl_ms` (milliseconds or a timedelta): a row expires that long after the stream time at its
+    `ttl` (milliseconds or a timedelta): a row expires that long after the stream time at its
     last put (SEMANTICS S17). `migrate`: the serdes that wrote values of the store before
-    (docs/adr/0022). Misuse if the name cannot be that of a store (SEMANTICS T1), or if `ttl_ms` is
+    (docs/adr/0022). Misuse if the name cannot be that of a store (SEMANTICS T1), or if `ttl` is
     not positive.
     """
-    return key_value_spec(name, ttl_ms, key_serde, value_serde, migrate, persistent=True)
+    return key_value_spec(name, ttl, key_serde, value_serde, migrate, persistent=True)
 
 
 @overload
 def in_memory_key_value_store(
     name: str,
     *,
-    ttl_ms: Span | None = None,
+    ttl: Span | None = None,
     key_serde: None = None,
     value_serde: None = None,
 ) -> KeyValueSpec[bytes, bytes]: ...
@@ -361,7 +363,7 @@ def in_memory_key_value_store(
 def in_memory_key_value_store(
     name: str,
     *,
-    ttl_ms: Span | None = None,
+    ttl: Span | None = None,
     key_serde: Serde[K],
     value_serde: None = None,
 ) -> KeyValueSpec[K, bytes]: ...
@@ -369,7 +371,7 @@ def in_memory_key_value_store(
 def in_memory_key_value_store(
     name: str,
     *,
-    ttl_ms: Span | None = None,
+    ttl: Span | None = None,
     key_serde: None = None,
     value_serde: Serde[V],
 ) -> KeyValueSpec[bytes, V]: ...
@@ -377,15 +379,16 @@ def in_memory_key_value_store(
 def in_memory_key_value_store(
     name: str,
     *,
-    ttl_ms: Span | None = None,
+    ttl: Span | None = None,
     key_serde: Serde[K],
     value_serde: Serde[V],
     migrate: Migrations = None,
 ) -> KeyValueSpec[K, V]: ...
+@renamed(ttl="ttl_ms")
 def in_memory_key_value_store(
     name: str,
     *,
-    ttl_ms: Span | None = None,
+    ttl: Span | None = None,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
     migrate: Migrations = None,
@@ -395,7 +398,7 @@ def in_memory_key_value_store(
     It is restored from its changelog at every start (SEMANTICS S15). Parameters (milliseconds or a
     timedelta) and errors are those of `persistent_key_value_store`.
     """
-    return key_value_spec(name, ttl_ms, key_serde, value_serde, migrate, persistent=False)
+    return key_value_spec(name, ttl, key_serde, value_serde, migrate, persistent=False)
 
 
 def key_value_spec(
@@ -422,8 +425,8 @@ def key_value_spec(
 @overload
 def persistent_versioned_key_value_store(
     name: str,
-    history_retention_ms: Span,
-    segment_interval_ms: Span | None = None,
+    history_retention: Span,
+    segment_interval: Span | None = None,
     *,
     key_serde: None = None,
     value_serde: None = None,
@@ -431,8 +434,8 @@ def persistent_versioned_key_value_store(
 @overload
 def persistent_versioned_key_value_store(
     name: str,
-    history_retention_ms: Span,
-    segment_interval_ms: Span | None = None,
+    history_retention: Span,
+    segment_interval: Span | None = None,
     *,
     key_serde: Serde[K],
     value_serde: None = None,
@@ -440,8 +443,8 @@ def persistent_versioned_key_value_store(
 @overload
 def persistent_versioned_key_value_store(
     name: str,
-    history_retention_ms: Span,
-    segment_interval_ms: Span | None = None,
+    history_retention: Span,
+    segment_interval: Span | None = None,
     *,
     key_serde: None = None,
     value_serde: Serde[V],
@@ -449,17 +452,18 @@ def persistent_versioned_key_value_store(
 @overload
 def persistent_versioned_key_value_store(
     name: str,
-    history_retention_ms: Span,
-    segment_interval_ms: Span | None = None,
+    history_retention: Span,
+    segment_interval: Span | None = None,
     *,
     key_serde: Serde[K],
     value_serde: Serde[V],
     migrate: Migrations = None,
 ) -> VersionedSpec[K, V]: ...
+@renamed(history_retention="history_retention_ms", segment_interval="segment_interval_ms")
 def persistent_versioned_key_value_store(
     name: str,
-    history_retention_ms: Span,
-    segment_interval_ms: Span | None = None,
+    history_retention: Span,
+    segment_interval: Span | None = None,
     *,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
@@ -467,20 +471,20 @@ def persistent_versioned_key_value_store(
 ) -> VersionedSpec[Any, Any]:
     """Describe a versioned store in RocksDB (KIP-889); without serdes it has bytes.
 
-    `history_retention_ms` is how far back reads are exact; `segment_interval_ms` None takes the
+    `history_retention` is how far back reads are exact; `segment_interval` None takes the
     interval of the store on disk, or one that suits the retention (SEMANTICS V5). Both are
     milliseconds or a timedelta. Misuse if the name cannot be that of a store, if the retention is
     negative, or if the interval is not positive.
     """
-    spans = (history_retention_ms, segment_interval_ms)
+    spans = (history_retention, segment_interval)
     return versioned_spec(name, *spans, key_serde, value_serde, migrate, persistent=True)
 
 
 @overload
 def in_memory_versioned_key_value_store(
     name: str,
-    history_retention_ms: Span,
-    segment_interval_ms: Span | None = None,
+    history_retention: Span,
+    segment_interval: Span | None = None,
     *,
     key_serde: None = None,
     value_serde: None = None,
@@ -488,8 +492,8 @@ def in_memory_versioned_key_value_store(
 @overload
 def in_memory_versioned_key_value_store(
     name: str,
-    history_retention_ms: Span,
-    segment_interval_ms: Span | None = None,
+    history_retention: Span,
+    segment_interval: Span | None = None,
     *,
     key_serde: Serde[K],
     value_serde: None = None,
@@ -497,8 +501,8 @@ def in_memory_versioned_key_value_store(
 @overload
 def in_memory_versioned_key_value_store(
     name: str,
-    history_retention_ms: Span,
-    segment_interval_ms: Span | None = None,
+    history_retention: Span,
+    segment_interval: Span | None = None,
     *,
     key_serde: None = None,
     value_serde: Serde[V],
@@ -506,17 +510,18 @@ def in_memory_versioned_key_value_store(
 @overload
 def in_memory_versioned_key_value_store(
     name: str,
-    history_retention_ms: Span,
-    segment_interval_ms: Span | None = None,
+    history_retention: Span,
+    segment_interval: Span | None = None,
     *,
     key_serde: Serde[K],
     value_serde: Serde[V],
     migrate: Migrations = None,
 ) -> VersionedSpec[K, V]: ...
+@renamed(history_retention="history_retention_ms", segment_interval="segment_interval_ms")
 def in_memory_versioned_key_value_store(
     name: str,
-    history_retention_ms: Span,
-    segment_interval_ms: Span | None = None,
+    history_retention: Span,
+    segment_interval: Span | None = None,
     *,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
@@ -527,7 +532,7 @@ def in_memory_versioned_key_value_store(
     Parameters (milliseconds or a timedelta) and errors are those of
     `persistent_versioned_key_value_store`.
     """
-    spans = (history_retention_ms, segment_interval_ms)
+    spans = (history_retention, segment_interval)
     return versioned_spec(name, *spans, key_serde, value_serde, migrate, persistent=False)
 
 

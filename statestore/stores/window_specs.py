@@ -4,6 +4,7 @@ from typing import Any, overload
 
 from statestore import serdes
 from statestore.errors import Misuse
+from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import K, Serde, V
 from statestore.stores.migration import Migrations, migrating
@@ -13,8 +14,8 @@ from statestore.stores.specs import ANY_START, SessionSpec, WindowSpec
 @overload
 def persistent_window_store(
     name: str,
-    size_ms: Span,
-    retention_ms: Span,
+    size: Span,
+    retention: Span,
     *,
     key_serde: None = None,
     value_serde: None = None,
@@ -22,8 +23,8 @@ def persistent_window_store(
 @overload
 def persistent_window_store(
     name: str,
-    size_ms: Span,
-    retention_ms: Span,
+    size: Span,
+    retention: Span,
     *,
     key_serde: Serde[K],
     value_serde: None = None,
@@ -31,8 +32,8 @@ def persistent_window_store(
 @overload
 def persistent_window_store(
     name: str,
-    size_ms: Span,
-    retention_ms: Span,
+    size: Span,
+    retention: Span,
     *,
     key_serde: None = None,
     value_serde: Serde[V],
@@ -40,8 +41,8 @@ def persistent_window_store(
 @overload
 def persistent_window_store(
     name: str,
-    size_ms: Span,
-    retention_ms: Span,
+    size: Span,
+    retention: Span,
     *,
     key_serde: Serde[K],
     value_serde: Serde[V],
@@ -49,17 +50,18 @@ def persistent_window_store(
 @overload
 def persistent_window_store(
     name: str,
-    size_ms: Span,
-    retention_ms: Span,
+    size: Span,
+    retention: Span,
     *,
     key_serde: Serde[K],
     value_serde: Serde[V],
     migrate: Migrations,
 ) -> WindowSpec[K, V]: ...
+@renamed(size="size_ms", retention="retention_ms")
 def persistent_window_store(
     name: str,
-    size_ms: Span,
-    retention_ms: Span,
+    size: Span,
+    retention: Span,
     *,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
@@ -67,20 +69,20 @@ def persistent_window_store(
 ) -> WindowSpec[Any, Any]:
     """Describe a window store in RocksDB for a processor; without serdes it has bytes.
 
-    A window starts at any time and ends `size_ms` later. It expires when the latest start that was
-    put is past its own by `retention_ms`. Both are milliseconds or a timedelta. Misuse if the name
+    A window starts at any time and ends `size` later. It expires when the latest start that was
+    put is past its own by `retention`. Both are milliseconds or a timedelta. Misuse if the name
     cannot be that of a store, if the size is not positive, or if windows would expire before they
     end.
     """
     values = migrating(value_serde or serdes.BYTES, migrate)
-    return window_spec(name, size_ms, retention_ms, key_serde, values, persistent=True)
+    return window_spec(name, size, retention, key_serde, values, persistent=True)
 
 
 @overload
 def in_memory_window_store(
     name: str,
-    size_ms: Span,
-    retention_ms: Span,
+    size: Span,
+    retention: Span,
     *,
     key_serde: None = None,
     value_serde: None = None,
@@ -88,8 +90,8 @@ def in_memory_window_store(
 @overload
 def in_memory_window_store(
     name: str,
-    size_ms: Span,
-    retention_ms: Span,
+    size: Span,
+    retention: Span,
     *,
     key_serde: Serde[K],
     value_serde: None = None,
@@ -97,8 +99,8 @@ def in_memory_window_store(
 @overload
 def in_memory_window_store(
     name: str,
-    size_ms: Span,
-    retention_ms: Span,
+    size: Span,
+    retention: Span,
     *,
     key_serde: None = None,
     value_serde: Serde[V],
@@ -106,8 +108,8 @@ def in_memory_window_store(
 @overload
 def in_memory_window_store(
     name: str,
-    size_ms: Span,
-    retention_ms: Span,
+    size: Span,
+    retention: Span,
     *,
     key_serde: Serde[K],
     value_serde: Serde[V],
@@ -115,17 +117,18 @@ def in_memory_window_store(
 @overload
 def in_memory_window_store(
     name: str,
-    size_ms: Span,
-    retention_ms: Span,
+    size: Span,
+    retention: Span,
     *,
     key_serde: Serde[K],
     value_serde: Serde[V],
     migrate: Migrations,
 ) -> WindowSpec[K, V]: ...
+@renamed(size="size_ms", retention="retention_ms")
 def in_memory_window_store(
     name: str,
-    size_ms: Span,
-    retention_ms: Span,
+    size: Span,
+    retention: Span,
     *,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
@@ -136,13 +139,13 @@ def in_memory_window_store(
     Parameters (milliseconds or a timedelta) and errors are those of `persistent_window_store`.
     """
     values = migrating(value_serde or serdes.BYTES, migrate)
-    return window_spec(name, size_ms, retention_ms, key_serde, values, persistent=False)
+    return window_spec(name, size, retention, key_serde, values, persistent=False)
 
 
 @overload
 def persistent_session_store(
     name: str,
-    retention_ms: Span,
+    retention: Span,
     *,
     key_serde: None = None,
     value_serde: None = None,
@@ -150,7 +153,7 @@ def persistent_session_store(
 @overload
 def persistent_session_store(
     name: str,
-    retention_ms: Span,
+    retention: Span,
     *,
     key_serde: Serde[K],
     value_serde: None = None,
@@ -158,7 +161,7 @@ def persistent_session_store(
 @overload
 def persistent_session_store(
     name: str,
-    retention_ms: Span,
+    retention: Span,
     *,
     key_serde: None = None,
     value_serde: Serde[V],
@@ -166,7 +169,7 @@ def persistent_session_store(
 @overload
 def persistent_session_store(
     name: str,
-    retention_ms: Span,
+    retention: Span,
     *,
     key_serde: Serde[K],
     value_serde: Serde[V],
@@ -174,15 +177,16 @@ def persistent_session_store(
 @overload
 def persistent_session_store(
     name: str,
-    retention_ms: Span,
+    retention: Span,
     *,
     key_serde: Serde[K],
     value_serde: Serde[V],
     migrate: Migrations,
 ) -> SessionSpec[K, V]: ...
+@renamed(retention="retention_ms")
 def persistent_session_store(
     name: str,
-    retention_ms: Span,
+    retention: Span,
     *,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
@@ -190,18 +194,18 @@ def persistent_session_store(
 ) -> SessionSpec[Any, Any]:
     """Describe a session store in RocksDB for a processor; without serdes it has bytes.
 
-    A session expires when the latest end that was put is past its own by more than `retention_ms`,
+    A session expires when the latest end that was put is past its own by more than `retention`,
     which is in milliseconds or a timedelta. Misuse if the name cannot be that of a store, or if the
     retention is negative.
     """
     values = migrating(value_serde or serdes.BYTES, migrate)
-    return session_spec(name, retention_ms, key_serde, values, persistent=True)
+    return session_spec(name, retention, key_serde, values, persistent=True)
 
 
 @overload
 def in_memory_session_store(
     name: str,
-    retention_ms: Span,
+    retention: Span,
     *,
     key_serde: None = None,
     value_serde: None = None,
@@ -209,7 +213,7 @@ def in_memory_session_store(
 @overload
 def in_memory_session_store(
     name: str,
-    retention_ms: Span,
+    retention: Span,
     *,
     key_serde: Serde[K],
     value_serde: None = None,
@@ -217,7 +221,7 @@ def in_memory_session_store(
 @overload
 def in_memory_session_store(
     name: str,
-    retention_ms: Span,
+    retention: Span,
     *,
     key_serde: None = None,
     value_serde: Serde[V],
@@ -225,7 +229,7 @@ def in_memory_session_store(
 @overload
 def in_memory_session_store(
     name: str,
-    retention_ms: Span,
+    retention: Span,
     *,
     key_serde: Serde[K],
     value_serde: Serde[V],
@@ -233,15 +237,16 @@ def in_memory_session_store(
 @overload
 def in_memory_session_store(
     name: str,
-    retention_ms: Span,
+    retention: Span,
     *,
     key_serde: Serde[K],
     value_serde: Serde[V],
     migrate: Migrations,
 ) -> SessionSpec[K, V]: ...
+@renamed(retention="retention_ms")
 def in_memory_session_store(
     name: str,
-    retention_ms: Span,
+    retention: Span,
     *,
     key_serde: Serde[Any] | None = None,
     value_serde: Serde[Any] | None = None,
@@ -252,7 +257,7 @@ def in_memory_session_store(
     Parameters (milliseconds or a timedelta) and errors are those of `persistent_session_store`.
     """
     values = migrating(value_serde or serdes.BYTES, migrate)
-    return session_spec(name, retention_ms, key_serde, values, persistent=False)
+    return session_spec(name, retention, key_serde, values, persistent=False)
 
 
 def window_spec(
@@ -271,7 +276,7 @@ def window_spec(
     if retention < size:
         raise Misuse(
             f"store {name!r}: windows of {size} ms that are kept for {retention} ms would expire "
-            f"before they end: pass a retention_ms of at least {size}"
+            f"before they end: pass a retention of at least {size}"
         )
     return WindowSpec(
         name,

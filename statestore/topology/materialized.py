@@ -1,6 +1,7 @@
 """Materialized: how an aggregate or a table keeps its state."""
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Generic, overload
@@ -184,8 +185,9 @@ class Materialized(Generic[K, V]):
             raise InvalidTopology(f"count() gives INT64, but the store's values are {told.name}")
         if self.migrate:
             raise InvalidTopology("count() gives INT64 and migrates nothing: leave out migrate")
-        counts: Materialized[K, Any] = self
-        return replace(counts, value_serde=serdes.INT64)
+        counts: Materialized[K, Any] = copy(self)
+        object.__setattr__(counts, "value_serde", serdes.INT64)
+        return counts
 
 
 def wished(materialized: Materialized[Any, Any] | str | None) -> Materialized[Any, Any] | None:

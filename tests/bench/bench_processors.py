@@ -111,8 +111,8 @@ def variants() -> dict[str, Callable[[], ss.Topology]]:
     made = {COUNT: counting, "get and put": lambda: processing(plain, totals)}
     if not hasattr(ss, "persistent_window_store"):
         return made  # A version without the other stores, to compare with.
-    long = ss.persistent_key_value_store("kept", ttl_ms=10**9, **_VALUES)
-    short = ss.persistent_key_value_store("kept", ttl_ms=2000, **_VALUES)
+    long = ss.persistent_key_value_store("kept", ttl=10**9, **_VALUES)
+    short = ss.persistent_key_value_store("kept", ttl=2000, **_VALUES)
     windows = ss.persistent_window_store("kept", 1000, 20_000, **_VALUES)
     sessions = ss.persistent_session_store("kept", 20_000, **_VALUES)
     return {

@@ -159,7 +159,7 @@ def as_processor(version: int, ttl_ms: int | None = None) -> ss.Topology:
         key_serde=serdes.STRING,
         value_serde=SERDES[version],
         migrate=STEPS[:version] or None,
-        ttl_ms=ttl_ms,
+        ttl=ttl_ms,
     )
     numbers.process(lambda context: Adding(version, context), spec, name="adding").to("out")
     return builder.build()

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.timeout(900)
 
 TYPED: Any = {"key_serde": serdes.STRING, "value_serde": serdes.JSON}
 MERE = ss.persistent_key_value_store("mere", **TYPED)
-BRIEF = ss.persistent_key_value_store("brief", ttl_ms=60, **TYPED)
+BRIEF = ss.persistent_key_value_store("brief", ttl=60, **TYPED)
 PANES = ss.persistent_window_store("panes", 10, 200, **TYPED)
 VISITS = ss.persistent_session_store("visits", 200, **TYPED)
 TIMES = ss.persistent_versioned_key_value_store("times", 500, **TYPED)

@@ -29,7 +29,7 @@ from tests.tiers import first_of
 TTL = 100
 IN = TopicPartition("in", 0)
 TYPED: dict[str, Any] = {"key_serde": serdes.STRING, "value_serde": serdes.JSON}
-SPEC = ss.persistent_key_value_store("recent", ttl_ms=TTL, **TYPED)
+SPEC = ss.persistent_key_value_store("recent", ttl=TTL, **TYPED)
 Do = Callable[[Any, Record[str, Any]], None]
 
 
@@ -80,16 +80,16 @@ def folded(driver: TopologyTestDriver) -> dict[bytes, bytes]:
 
 
 def test_a_time_to_live_is_a_span_and_positive() -> None:
-    spec = ss.in_memory_key_value_store("s", ttl_ms=timedelta(hours=1))
+    spec = ss.in_memory_key_value_store("s", ttl=timedelta(hours=1))
     assert (spec.ttl_ms, spec.persistent) == (3_600_000, False)
     assert ss.persistent_key_value_store("s").ttl_ms is None
     wrong: Any
     for wrong in (0, -1, timedelta(microseconds=1)):
         with pytest.raises(Misuse, match="1 or more"):
-            ss.persistent_key_value_store("s", ttl_ms=wrong)
+            ss.persistent_key_value_store("s", ttl=wrong)
     for wrong in ("5m", 1.5):
         with pytest.raises(Misuse, match="no span of time"):
-            ss.persistent_key_value_store("s", ttl_ms=wrong)
+            ss.persistent_key_value_store("s", ttl=wrong)
 
 
 def test_stores_that_nobody_expires_are_refused(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_stores_that_nobody_expires_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_time_to_live_is_part_of_the_topology() -> None:
-    other = ss.persistent_key_value_store("recent", ttl_ms=TTL + 1, **TYPED)
+    other = ss.persistent_key_value_store("recent", ttl=TTL + 1, **TYPED)
     none = ss.persistent_key_value_store("recent", **TYPED)
     prints = {topology(put, spec).fingerprint() for spec in (SPEC, other, none)}
     assert len(prints) == 3
@@ -317,7 +317,7 @@ def test_hiding_does_not_depend_on_how_much_is_deleted_at_once(
 
 def lives(rig: TaskRig, ttl_ms: int | None, text: str, *, then: str = "end") -> dict[str, Any]:
     """`a1 b12`: a put of key a at 1, of b at 12; `tick`s put nothing. What is shown at the end."""
-    rig.topology = topology(put, ss.persistent_key_value_store("recent", ttl_ms=ttl_ms, **TYPED))
+    rig.topology = topology(put, ss.persistent_key_value_store("recent", ttl=ttl_ms, **TYPED))
     task = rig.start()
     for word in text.split():
         key, time = ("tick", word[4:]) if word.startswith("tick") else (word[0], word[1:])

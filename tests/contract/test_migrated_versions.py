@@ -50,7 +50,7 @@ def with_history(version: int, retention_ms: int = RETENTION_MS, steps: Any = No
     spec = ss.persistent_versioned_key_value_store(
         "kept",
         retention_ms,
-        segment_interval_ms=7,
+        segment_interval=7,
         key_serde=serdes.STRING,
         value_serde=SERDES[version],
         migrate=steps or STEPS[:version] or None,

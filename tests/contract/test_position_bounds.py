@@ -18,7 +18,7 @@ from tests.contract.task_rig import TaskRig
 IN = TopicPartition("in", 0)
 TYPED: dict[str, Any] = {"key_serde": serdes.STRING, "value_serde": serdes.INT64}
 PLAIN = ss.persistent_key_value_store("plain", **TYPED)
-BRIEF = ss.persistent_key_value_store("brief", ttl_ms=1_000_000, **TYPED)
+BRIEF = ss.persistent_key_value_store("brief", ttl=1_000_000, **TYPED)
 TIMES = ss.persistent_versioned_key_value_store("times", 1_000_000, **TYPED)
 PANES = ss.persistent_window_store("panes", 10, 1_000_000, **TYPED)
 VISITS = ss.persistent_session_store("visits", 1_000_000, **TYPED)

@@ -32,7 +32,7 @@ from tests.serving_rig import LONG_LEASE, Server, caught_up, copied, serving
 TOKEN = "a-token-that-is-long-enough"
 ODD_KEYS = ["", "a/b", "%41", "a b", "ü", "?key=x&y", "\U0001f600", "..", "k\x00", "+"]
 PRICES = ss.persistent_versioned_key_value_store(
-    "prices", history_retention_ms=10_000, key_serde=serdes.STRING, value_serde=serdes.JSON
+    "prices", history_retention=10_000, key_serde=serdes.STRING, value_serde=serdes.JSON
 )
 BLOBS = ss.persistent_key_value_store("blobs")
 NUMBERS = ss.persistent_key_value_store(

@@ -30,7 +30,7 @@ from tests.serving_rig import LONG_LEASE, caught_up, copied, service_of, steppin
 
 LEFT = ss.persistent_key_value_store("left")
 RIGHT = ss.persistent_key_value_store("right")
-HISTORY = ss.persistent_versioned_key_value_store("history", history_retention_ms=400)
+HISTORY = ss.persistent_versioned_key_value_store("history", history_retention=400)
 RECENT = ss.in_memory_key_value_store("recent")
 
 

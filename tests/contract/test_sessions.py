@@ -75,8 +75,8 @@ def check_lists(found: dict[bytes, bytes]) -> None:
     ("gap", "told", "message"),
     [
         (-1, {}, "neither may be negative"),
-        (10, {"grace_ms": -1}, "neither may be negative"),
-        (10, {"grace_ms": 5, "retention_ms": 14}, "at least 15"),
+        (10, {"grace": -1}, "neither may be negative"),
+        (10, {"grace": 5, "retention": 14}, "at least 15"),
     ],
 )
 def test_sessions_that_cannot_be_are_refused(gap: int, told: dict[str, int], message: str) -> None:

@@ -17,7 +17,7 @@ from statestore.testing.driver import TopologyTestDriver
 TTL = 100
 STREAM, WALL = ss.PunctuationType.STREAM_TIME, ss.PunctuationType.WALL_CLOCK_TIME
 TYPED: dict[str, Any] = {"key_serde": serdes.STRING, "value_serde": serdes.JSON}
-BRIEF = ss.persistent_key_value_store("brief", ttl_ms=TTL, **TYPED)
+BRIEF = ss.persistent_key_value_store("brief", ttl=TTL, **TYPED)
 PLAIN = ss.persistent_key_value_store("plain", **TYPED)
 TIMERS = ss.timer_store("timers", key_serde=serdes.STRING)
 RATES = "rates"

@@ -54,8 +54,8 @@ def rows(driver: TopologyTestDriver) -> list[bytes]:
     [
         (0, {}, "must be positive"),
         (-1, {}, "must be positive"),
-        (10, {"grace_ms": -1}, "not be negative"),
-        (10, {"grace_ms": 5, "retention_ms": 14}, "at least 15"),
+        (10, {"grace": -1}, "not be negative"),
+        (10, {"grace": 5, "retention": 14}, "at least 15"),
     ],
     ids=["no size", "a negative size", "a negative grace", "too short a retention"],
 )
@@ -71,8 +71,8 @@ def test_windows_that_cannot_be_are_refused(size: int, told: dict[str, int], mes
         (10, 0, {}, "between 1 and 10 ms apart"),
         (10, -5, {}, "between 1 and 10 ms apart"),
         (10, 11, {}, "records between two windows would count in none"),
-        (10, 5, {"grace_ms": -1}, "not be negative"),
-        (10, 5, {"grace_ms": 5, "retention_ms": 14}, "at least 15"),
+        (10, 5, {"grace": -1}, "not be negative"),
+        (10, 5, {"grace": 5, "retention": 14}, "at least 15"),
     ],
 )
 def test_hopping_windows_that_cannot_be_are_refused(

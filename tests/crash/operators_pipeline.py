@@ -37,7 +37,7 @@ BY_HAND = ss.persistent_session_store(
 TURNS = ss.persistent_key_value_store("turns", key_serde=serdes.STRING, value_serde=serdes.INT64)
 LATE_RESTS, LATE_EVERY, LATELY_MS = 35, 11, 300
 LATELY = ss.persistent_key_value_store(
-    "lately", ttl_ms=LATELY_MS, key_serde=serdes.STRING, value_serde=serdes.INT64
+    "lately", ttl=LATELY_MS, key_serde=serdes.STRING, value_serde=serdes.INT64
 )
 LIMIT_MS, MOST_HELD = 50, 3
 FEWER = ss.Suppressed.until_time_limit(LIMIT_MS, max_records=MOST_HELD)

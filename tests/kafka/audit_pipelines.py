@@ -28,7 +28,7 @@ def every_kind() -> ss.Topology:
 
 TTL_MS = 10**6
 RECENT = ss.persistent_key_value_store(
-    "recent", key_serde=serdes.STRING, value_serde=serdes.STRING, ttl_ms=TTL_MS
+    "recent", key_serde=serdes.STRING, value_serde=serdes.STRING, ttl=TTL_MS
 )
 REMINDERS = ss.timer_store("reminders", key_serde=serdes.STRING)
 

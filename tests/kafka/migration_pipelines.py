@@ -77,7 +77,7 @@ def _recent(value_serde: ss.Serde[Any], migrate: Any = None) -> ss.Topology:
         "recent",
         key_serde=serdes.STRING,
         value_serde=value_serde,
-        ttl_ms=HOUR_MS,
+        ttl=HOUR_MS,
         migrate=migrate,
     )
 

@@ -14,7 +14,7 @@ DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 PAIRS = [
     (
         ss.key_value_store("s", ttl=DAY, **SERDES),
-        ss.persistent_key_value_store("s", ttl_ms=DAY, **SERDES),
+        ss.persistent_key_value_store("s", ttl=DAY, **SERDES),
     ),
     (ss.key_value_store("s", in_memory=True), ss.in_memory_key_value_store("s")),
     (

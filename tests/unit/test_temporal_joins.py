@@ -260,7 +260,7 @@ def test_a_tolerance_is_of_its_join_alone_and_part_of_the_topology() -> None:
     )
     assert "Processor: priced (stores: [rates, priced-buffer], tolerance 5)\n" in waits.describe()
     assert "tolerance" not in tolerating().describe()
-    terms = [{}, {"tolerance_ms": 0}, {"tolerance_ms": 5}, {"tolerance_ms": 5, "grace_ms": 7}]
+    terms = [{}, {"tolerance": 0}, {"tolerance": 5}, {"tolerance": 5, "grace": 7}]
     assert len({tolerating(**each).fingerprint() for each in terms}) == len(terms)
     aware = tolerating(tolerance_ms=timedelta(milliseconds=5))
     assert aware.fingerprint() == tolerating(tolerance_ms=5).fingerprint()
@@ -272,7 +272,7 @@ def test_another_tolerance_is_that_of_the_records_that_wait() -> None:
     def tolerating(tolerance_ms: int | None) -> ss.Topology:
         b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
         rates = b.table("table", materialized=ss.Materialized("rates", history_retention=1000))
-        terms: Any = {"grace_ms": 50, "tolerance_ms": tolerance_ms, "name": "priced"}
+        terms: Any = {"grace": 50, "tolerance": tolerance_ms, "name": "priced"}
         b.stream("stream").left_join(rates, lambda a, rate: f"{a}+{rate}", **terms).to("out")
         return b.build()
 
