@@ -22,7 +22,7 @@ def renamed(**old: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def call(*args: Any, **keywords: Any) -> R:
             for before in new_of.keys() & keywords.keys():
                 now = new_of[before]
-                name = function.__qualname__.removesuffix(".__init__")
+                name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
                 if now in keywords:
                     raise TypeError(f"{name}() got {now}= and {before}=, which is its old name")
                 warnings.warn(

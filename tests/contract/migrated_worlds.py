@@ -109,9 +109,7 @@ def as_session(version: int) -> ss.Topology:
 
 def as_history(version: int) -> ss.Topology:
     builder, numbers = begun(version)
-    table = numbers.map_values(SHAPES[version]).to_table(
-        kept(version, history_retention_ms=1_000_000)
-    )
+    table = numbers.map_values(SHAPES[version]).to_table(kept(version, history_retention=1_000_000))
     numbers.join(table, lambda number, row: SHAPES[version](plain(row))).to("out")
     return builder.build()
 

@@ -157,9 +157,9 @@ def test_what_cannot_be_is_refused_and_what_can_is_in_the_fingerprint() -> None:
     with pytest.raises(Misuse, match=r"pass emit=EmitStrategy.ON_WINDOW_CLOSE, or close_idle"):
         grouped.windowed_by(SHAPES["tumbling"], close_idle=1)
     for wrong in (0, -1):
-        with pytest.raises(Misuse, match=f"close_idle_ms is {wrong}, but it must be at least 1"):
+        with pytest.raises(Misuse, match=f"close_idle is {wrong}, but it must be at least 1"):
             grouped.windowed_by(SHAPES["sessions"], emit="on_window_close", close_idle=wrong)
-        with pytest.raises(Misuse, match=f"close_idle_ms is {wrong}, but it must be at least 1"):
+        with pytest.raises(Misuse, match=f"close_idle is {wrong}, but it must be at least 1"):
             ss.Suppressed.until_window_closes(close_idle=wrong)
     for shape in SHAPES.values():
         for way in WAYS:

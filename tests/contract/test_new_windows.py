@@ -93,7 +93,7 @@ def test_records_count_by_the_rule_and_windows_expire_by_its_timing(aggregate: s
 
 @pytest.mark.parametrize("aggregate", ["count", "reduce", "aggregate"])
 def test_each_window_has_one_result_at_its_close_or_when_no_input_comes(aggregate: str) -> None:
-    topology = pipeline(aggregate, emit="on_window_close", close_idle_ms=100)
+    topology = pipeline(aggregate, emit="on_window_close", close_idle=100)
     with TopologyTestDriver(topology) as driver:
         driver.pipe_all("in", [("a", 1, 3), ("b", 1, 7), ("a", 1, 9)])
         assert read(driver) == []

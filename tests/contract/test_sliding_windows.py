@@ -200,7 +200,7 @@ def test_what_is_null_or_too_late_is_dropped() -> None:
 
 def test_idle_sliding_windows_close_where_asked_for() -> None:
     windows = ss.SlidingWindows(10)
-    made = topology(windows, "count", emit="on_window_close", close_idle_ms=1000)
+    made = topology(windows, "count", emit="on_window_close", close_idle=1000)
     with TopologyTestDriver(made) as driver:
         driver.pipe_all("in", [("a", 1, 20), ("a", 1, 25)])
         for _ in range(30):

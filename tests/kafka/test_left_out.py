@@ -84,7 +84,7 @@ def test_a_run_and_the_status_after_it_say_what_was_left_out(app: App, guarantee
     ended = app.run(flag)
     assert ended.code == 0, ended.err[-4000:]
     assert counted(ended.summary) == WHOLE
-    (warned,) = [line for line in ended.err.splitlines() if "grace_ms" in line]
+    (warned,) = [line for line in ended.err.splitlines() if "grace" in line]
     share = f"{len(LATE):,} of {COUNT + USERS - len(UNKNOWN):,} records"
     assert share in warned
     assert "10 of them into the dead letter topic" in warned

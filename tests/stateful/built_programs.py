@@ -201,7 +201,7 @@ class Writing:
 
     def _near(self, number: int) -> dict[str, Any]:
         tolerance = tolerance_of(self._program.right, number)
-        return {} if tolerance is None else {"tolerance_ms": tolerance}
+        return {} if tolerance is None else {"tolerance": tolerance}
 
     def join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
         return stream.join(
@@ -245,13 +245,13 @@ class Writing:
         )
 
     def grace_join(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:
-        near = {"grace_ms": GRACE * number, **self._near(number)}
+        near = {"grace": GRACE * number, **self._near(number)}
         return stream.join(self._right, self._joiner(number, in_place=True), **near, name=name)
 
     def grace_left_join(
         self, stream: KStream[Any, Any], number: int, name: str
     ) -> KStream[Any, Any]:
-        near = {"grace_ms": GRACE * number, **self._near(number)}
+        near = {"grace": GRACE * number, **self._near(number)}
         return stream.left_join(self._right, self._joiner(number, in_place=True), **near, name=name)
 
     def regroup(self, stream: KStream[Any, Any], number: int, name: str) -> KStream[Any, Any]:

@@ -187,8 +187,8 @@ def test_branches_need_names_of_their_own() -> None:
 def test_a_join_waits_for_history_before_it_waits_for_late_records() -> None:
     b = builder()
     for verb in ("join", "left_join"):
-        with pytest.raises(Misuse, match=rf"^{verb}: grace_ms needs a table with history"):
-            getattr(b.stream("in"), verb)(b.table("right"), pair, grace_ms=timedelta(seconds=1))
+        with pytest.raises(Misuse, match=rf"^{verb}: grace needs a table with history"):
+            getattr(b.stream("in"), verb)(b.table("right"), pair, grace=timedelta(seconds=1))
 
 
 def test_only_a_table_of_the_same_builder_can_be_joined() -> None:

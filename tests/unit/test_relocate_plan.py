@@ -270,7 +270,7 @@ def test_windows_of_another_size_are_refused_and_other_terms_are_not() -> None:
     before = describe_deployment(windows(10), ProcessingGuarantee.EXACTLY_ONCE)
     with pytest.raises(TopologyMismatch, match=r"windows of 10 ms, .* 20 ms: .* another name"):
         plan_relocation(placement(windows(20)), on_disk("n@0_0"), before, own_changelog)
-    longer = placement(windows(10, grace_ms=5, retention_ms=90))
+    longer = placement(windows(10, grace=5, retention=90))
     assert longer.fingerprint != before.fingerprint
     assert not plan_relocation(longer, on_disk("n@0_0"), before, own_changelog).touches_disk
 

@@ -59,7 +59,8 @@ def test_joins_and_groups_take_the_old_keywords() -> None:
     def topology(grace: str, close_idle: str) -> ss.Topology:
         b = ss.StreamsBuilder()
         table = b.table("t", materialized=ss.Materialized("rows", history_retention=9), name="t")
-        joined = b.stream("in").join(table, lambda left, _: left, **{grace: 5}, name="join")
+        terms: Any = {grace: 5}
+        joined = b.stream("in").join(table, lambda left, _: left, **terms, name="join")
         windows = ss.TumblingWindows(5)
         closed: Any = joined.group_by_key().windowed_by(
             windows, emit="on_window_close", **{close_idle: SECOND}

@@ -253,19 +253,18 @@ def test_a_tolerance_is_of_its_join_alone_and_part_of_the_topology() -> None:
         b.stream("stream").join(rates, lambda a, _b: a, name="priced", **terms).to("out")
         return b.build()
 
-    waits = tolerating(grace_ms=7, tolerance_ms=5)
+    waits = tolerating(grace=7, tolerance=5)
     assert (
-        "Processor: priced (stores: [rates], tolerance 5)\n"
-        in tolerating(tolerance_ms=5).describe()
+        "Processor: priced (stores: [rates], tolerance 5)\n" in tolerating(tolerance=5).describe()
     )
     assert "Processor: priced (stores: [rates, priced-buffer], tolerance 5)\n" in waits.describe()
     assert "tolerance" not in tolerating().describe()
     terms = [{}, {"tolerance": 0}, {"tolerance": 5}, {"tolerance": 5, "grace": 7}]
     assert len({tolerating(**each).fingerprint() for each in terms}) == len(terms)
-    aware = tolerating(tolerance_ms=timedelta(milliseconds=5))
-    assert aware.fingerprint() == tolerating(tolerance_ms=5).fingerprint()
+    aware = tolerating(tolerance=timedelta(milliseconds=5))
+    assert aware.fingerprint() == tolerating(tolerance=5).fingerprint()
     with pytest.raises(Misuse, match="join: tolerance is -1, but it must be 0 or more"):
-        tolerating(tolerance_ms=-1)
+        tolerating(tolerance=-1)
 
 
 def test_another_tolerance_is_that_of_the_records_that_wait() -> None:
