@@ -48,7 +48,7 @@ class Offer(NamedTuple):
 OFFERS: Final = {
     "drill": Offer("testing", "psutil", "statestore.testing.drills.command:drill_command"),
     "kafka": Offer("testing", "psutil", "statestore.testing.kafka_command:kafka"),
-    "serve": Offer("serve", "fastapi", "statestore.commands.serve:serve_command"),
+    "serve": Offer("serve", "prometheus_client", "statestore.commands.serve:serve_command"),
     "spark=": Offer("spark", "pyspark", "statestore.spark.running:run"),
     "ui": Offer("ui", "jinja2", "statestore.ui.command:ui_command"),
 }

@@ -1,14 +1,4 @@
-"""The HTTP face of the reading service: `statestore serve`.
-
-GET  /v1/stores                    what there is
-GET  /v1/tasks                     how new it is
-GET  /v1/stores/{store}/get        the row of a key, now or as of a time
-POST /v1/stores/{store}/get-many   the rows of many keys
-GET  /v1/stores/{store}/range      rows by key or with a prefix, in pages or as Arrow
-GET  /v1/stores/{store}/history    versions of a key
-GET  /v1/stores/{store}/range-history    versions of many keys, in pages or as Arrow
-GET  /v1/stores/{store}/windows    windows or sessions of a key
-GET  /health, /ready, /metrics     for those who look after the server
+"""The HTTP face of the reading service: `statestore serve`; `_Face.endpoints` lists its paths.
 
 Errors are problem documents (RFC 9457). Reading is done in a few threads; a request that gets none
 in time is answered with 503, one whose `min_position` is not reached with 504.
@@ -16,41 +6,32 @@ in time is answered with 503, one whose `min_position` is not reached with 504.
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import TypeVar
 
-import anyio
 import anyio.to_thread
 import msgspec
-from fastapi import Depends, FastAPI, Path, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response, StreamingResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
-from statestore import __version__
 from statestore.errors import Misuse, NotUpToBound, StateStoreError, Unavailable
 from statestore.model.ids import TopicPartition
-from statestore.model.modes import parse_time, to_ms
-from statestore.reading.questions import Range, VersionSpan
-from statestore.serving import openapi
+from statestore.serving import questions
 from statestore.serving.access import ServeLimits, Tokens
-from statestore.serving.answers import (
-    ARROW,
-    StoresAnswer,
-    TasksAnswer,
-    arrow_chunks,
-    row_answer,
-    rows_answer,
-)
+from statestore.serving.answers import ARROW, RowAnswer, StoresAnswer, TasksAnswer, arrow_chunks
 from statestore.serving.encoding import Encoding, to_json
+from statestore.serving.endpoints import Endpoint, document
 from statestore.serving.gate import PROBLEM, App, ServingGate, headers_of, problem_of
 from statestore.serving.prometheus import ServeMetrics
 from statestore.serving.service import StateService
-from statestore.serving.values import RowsFound, RowStream
+from statestore.serving.values import RowStream
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -59,65 +40,12 @@ _BODIES_MAX = 128 << 20
 """How many bytes of large bodies may be here at once."""
 _SMALL_BODY = 64 << 10
 """A body up to this size is always taken."""
+# As many digits as the largest offset has; Python itself refuses to read some thousands.
+_POSITION = re.compile(r"([^:]+):([0-9]{1,19}):([0-9]{1,19})")
 _KEYS_MAX = 10_000
-_LIMIT_MAX = 10_000
-_WAIT_MAX_MS = 60_000
-_DIGITS_MAX = 19
-"""Those of the largest offset; Python itself refuses to read some thousands."""
 _SWEEP_S = 5
 _LOOK_S = 0.002
 _LOOK_MAX_S = 0.05
-
-
-class ManyKeys(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of get-many."""
-
-    keys: list[Any]
-    as_of: str | int | None = None
-    raw: bool = False
-    partition: int | None = None
-    min_position: list[str] = []
-    wait_ms: int = 5000
-
-
-_Store = Annotated[str, Path(description="The name of the store.")]
-_Key = Annotated[
-    str,
-    Query(description="The key: text under STRING, base64 under BYTES and raw, else JSON."),
-]
-_AsOf = Annotated[
-    str | None,
-    Query(description="ISO-8601 with a zone, or ms since the epoch."),
-]
-_Raw = Annotated[bool, Query(description="Keys and values as base64 of their bytes.")]
-_Partition = Annotated[int | None, Query(ge=0, description="Look only at this partition.")]
-_MinPosition = Annotated[
-    list[str] | None,
-    Query(
-        description="topic:partition:offset of a record of an input that must have been processed; "
-        "may be repeated."
-    ),
-]
-_WaitMs = Annotated[int, Query(ge=0, le=_WAIT_MAX_MS, description="How long to wait for that.")]
-_Limit = Annotated[int, Query(ge=1, le=_LIMIT_MAX, description="Rows at most.")]
-_Prefix = Annotated[
-    str | None, Query(description="Only keys whose bytes begin with those of this key.")
-]
-_PageToken = Annotated[str | None, Query(description="next_page_token of the page before.")]
-_From = Annotated[str | None, Query(alias="from", description="From this time on, inclusive.")]
-_To = Annotated[str | None, Query(alias="to", description="Up to this time, inclusive.")]
-
-
-async def _no_unknown_parameters(request: Request) -> None:
-    """Misuse if a parameter is misspelt, because the answer would be to another question."""
-    known = {
-        field.alias
-        for dependant in (request.scope["route"].dependant,)
-        for field in dependant.query_params
-    }
-    unknown = sorted(set(request.query_params) - known)
-    if unknown:
-        raise Misuse(f"there is no parameter {unknown[0]!r} here: use {', '.join(sorted(known))}")
 
 
 class _Face:
@@ -146,11 +74,12 @@ class _Face:
                 f"no answer within {timeout_s:g} s: ask for less, or later"
             ) from error
 
-    async def wait(self, store: str, min_position: list[str] | None, wait_ms: int) -> None:
+    async def wait(self, store: str, asked: questions.Question) -> None:
         """Wait until records are processed; NotUpToBound if that takes too long."""
-        if not min_position:
+        if not asked.min_position:
             return
-        bound = self._service.bound(store, _position(min_position))
+        wait_ms = min(max(asked.wait_ms, 0), questions.WAIT_MAX_MS)
+        bound = self._service.bound(store, _position(asked.min_position))
         clock = asyncio.get_running_loop().time
         deadline_s, pause_s = clock() + wait_ms / 1000, _LOOK_S
         while (behind := await self.asked(partial(self._service.behind, store, bound))) is not None:
@@ -162,214 +91,44 @@ class _Face:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _LOOK_MAX_S)
 
-    async def stores(self) -> Response:
+    async def stores(self, _query: object, _request: Request) -> Response:
         """Return all stores, how to decode them, and whether they are served."""
         found = await self.asked(self._service.stores)
         return _json(to_json(StoresAnswer(application_id=self._application_id, stores=found)))
 
-    async def tasks(self) -> Response:
+    async def tasks(self, _query: object, _request: Request) -> Response:
         """Return how new the copy of each stream task is."""
         found = await self.asked(self._service.tasks)
         return _json(to_json(TasksAnswer(application_id=self._application_id, tasks=found)))
 
-    async def get(
-        self,
-        *,
-        store: _Store,
-        key: _Key,
-        as_of: _AsOf = None,
-        raw: _Raw = False,
-        partition: _Partition = None,
-        min_position: _MinPosition = None,
-        wait_ms: _WaitMs = 5000,
-    ) -> Response:
-        """Return the row of a key, now or as of a time; null if there is none."""
-        await self.wait(store, min_position, wait_ms)
+    async def rows(self, question: questions.Question, request: Request, store: str) -> Response:
+        """Wait for `min_position`, and then answer in a thread, or with a stream of Arrow."""
+        await self.wait(store, question)
+        if isinstance(question, questions.Keys) and ARROW in request.headers.get("accept", ""):
+            return await self._stream(question, store)
+        return _json(await self.asked(partial(question.answer, self._service, store)))
 
-        def ask() -> bytes:
-            encoding = self._service.encoding(store, raw=raw)
-            keys = [encoding.key_of_text(key)]
-            found = self._service.get(store, keys, as_of_ms=_time_ms(as_of), partition=partition)
-            return row_answer(found, encoding)
+    async def _stream(self, question: questions.Keys, store: str) -> Response:
+        encoding = self._service.encoding(store, raw=question.raw)
+        scan = partial(self._service.scan, store, question.wanted(encoding))
+        if question.page_token is not None:
+            raise Misuse("page_token: an Arrow stream has no pages: leave it out")
+        stream = await self._opened(scan)
+        return StreamingResponse(self._streamed(stream, encoding), media_type=ARROW)
 
-        return _json(await self.asked(ask))
-
-    async def get_many(self, store: _Store, request: Request) -> Response:
+    async def get_many(self, _query: object, request: Request, store: str) -> Response:
         """Return one row or null per key, in order."""
         with ExitStack() as held:
             body = await self._body(request, held)
-            return await self._get_many(store, body)
+            if len(body.keys) > _KEYS_MAX:
+                raise Misuse(f"{len(body.keys)} keys: ask for at most {_KEYS_MAX} at once")
+            return await self.rows(body, request, store)
 
-    async def _get_many(self, store: str, body: ManyKeys) -> Response:
-        if len(body.keys) > _KEYS_MAX:
-            raise Misuse(f"{len(body.keys)} keys: ask for at most {_KEYS_MAX} at once")
-        await self.wait(store, body.min_position, min(max(body.wait_ms, 0), _WAIT_MAX_MS))
-        as_of_ms = None if body.as_of is None else _time_ms(str(body.as_of))
-
-        def ask() -> bytes:
-            encoding = self._service.encoding(store, raw=body.raw)
-            keys = [encoding.key(key) for key in body.keys]
-            found = self._service.get(store, keys, as_of_ms=as_of_ms, partition=body.partition)
-            return rows_answer(found, encoding)
-
-        return _json(await self.asked(ask))
-
-    async def range(
-        self,
-        *,
-        request: Request,
-        store: _Store,
-        first: Annotated[str | None, Query(alias="from", description="The lowest key.")] = None,
-        last: Annotated[str | None, Query(alias="to", description="The highest key.")] = None,
-        prefix: _Prefix = None,
-        reverse: Annotated[bool, Query(description="Begin with the largest key.")] = False,
-        as_of: _AsOf = None,
-        raw: _Raw = False,
-        partition: _Partition = None,
-        limit: _Limit = 1000,
-        page_token: _PageToken = None,
-        min_position: _MinPosition = None,
-        wait_ms: _WaitMs = 5000,
-    ) -> Response:
-        """Return rows by key, or by time in a store with windows; all pages are of one moment.
-
-        With `Accept: application/vnd.apache.arrow.stream` all rows come as one stream.
-        """
-        await self.wait(store, min_position, wait_ms)
-        encoding = self._service.encoding(store, raw=raw)
-        ends = [
-            None if text is None else encoding.key_of_text(text) for text in (first, last, prefix)
-        ]
-        wanted = Range(
-            lo=ends[0],
-            hi=ends[1],
-            prefix=ends[2],
-            reverse=reverse,
-            as_of_ms=_time_ms(as_of),
-            partition=partition,
-        )
-        return await self._range(request, store, wanted, encoding, limit, page_token)
-
-    async def range_history(
-        self,
-        *,
-        request: Request,
-        store: _Store,
-        from_key: Annotated[str | None, Query(description="The lowest key.")] = None,
-        to_key: Annotated[str | None, Query(description="The highest key.")] = None,
-        prefix: _Prefix = None,
-        first: _From = None,
-        last: _To = None,
-        ascending: Annotated[bool, Query(description="Of each key the oldest first.")] = False,
-        reverse: Annotated[bool, Query(description="Begin with the largest key.")] = False,
-        raw: _Raw = False,
-        partition: _Partition = None,
-        limit: _Limit = 1000,
-        page_token: _PageToken = None,
-        min_position: _MinPosition = None,
-        wait_ms: _WaitMs = 5000,
-    ) -> Response:
-        """Return the versions of keys that were valid in a span of time; pages are of one moment.
-
-        With `Accept: application/vnd.apache.arrow.stream` all of them come as one stream.
-        """
-        await self.wait(store, min_position, wait_ms)
-        encoding = self._service.encoding(store, raw=raw)
-        ends = [
-            None if text is None else encoding.key_of_text(text)
-            for text in (from_key, to_key, prefix)
-        ]
-        wanted = Range(
-            lo=ends[0],
-            hi=ends[1],
-            prefix=ends[2],
-            reverse=reverse,
-            times=VersionSpan(
-                first_ms=_time_ms(first), last_ms=_time_ms(last), ascending=ascending
-            ),
-            partition=partition,
-        )
-        return await self._range(request, store, wanted, encoding, limit, page_token)
-
-    async def _range(
-        self,
-        request: Request,
-        store: str,
-        wanted: Range,
-        encoding: Encoding,
-        limit: int,
-        page_token: str | None,
-    ) -> Response:
-        """Return a page, or all rows as a stream of Arrow if the request takes that."""
-        if ARROW in request.headers.get("accept", ""):
-            if page_token is not None:
-                raise Misuse("page_token: an Arrow stream has no pages: leave it out")
-            stream = await self._opened(partial(self._service.scan, store, wanted))
-            return StreamingResponse(self._streamed(stream, encoding), media_type=ARROW)
-
-        def ask() -> bytes:
-            found = self._service.range(store, wanted, limit=limit, page_token=page_token)
-            return rows_answer(found, encoding)
-
-        return _json(await self.asked(ask))
-
-    async def history(
-        self,
-        *,
-        store: _Store,
-        key: _Key,
-        first: _From = None,
-        last: _To = None,
-        ascending: Annotated[bool, Query(description="Begin with the oldest.")] = False,
-        raw: _Raw = False,
-        partition: _Partition = None,
-        limit: _Limit = _LIMIT_MAX,
-        min_position: _MinPosition = None,
-        wait_ms: _WaitMs = 5000,
-    ) -> Response:
-        """Return the versions of a key that were valid in a span of time."""
-        await self.wait(store, min_position, wait_ms)
-        ask = partial(
-            self._service.history,
-            store,
-            from_ms=_time_ms(first),
-            to_ms=_time_ms(last),
-            ascending=ascending,
-            partition=partition,
-            limit=limit,
-        )
-        return await self._of_key(store, key, ask, raw=raw)
-
-    async def windows(
-        self,
-        *,
-        store: _Store,
-        key: _Key,
-        first: _From = None,
-        last: _To = None,
-        raw: _Raw = False,
-        partition: _Partition = None,
-        limit: _Limit = _LIMIT_MAX,
-        min_position: _MinPosition = None,
-        wait_ms: _WaitMs = 5000,
-    ) -> Response:
-        """Return windows of a key that start in a span of time, or sessions that overlap it."""
-        await self.wait(store, min_position, wait_ms)
-        ask = partial(
-            self._service.windows,
-            store,
-            from_ms=_time_ms(first),
-            to_ms=_time_ms(last),
-            partition=partition,
-            limit=limit,
-        )
-        return await self._of_key(store, key, ask, raw=raw)
-
-    async def health(self) -> Response:
+    async def health(self, _query: object, _request: Request) -> Response:
         """Return 200 while the server answers at all."""
         return _json(b'{"healthy":true}')
 
-    async def ready(self) -> Response:
+    async def ready(self, _query: object, _request: Request) -> Response:
         """Return 200 once every stream task with files has a copy, stale or not."""
         missing = await self.asked(self._service.unready)
         if missing:
@@ -377,10 +136,26 @@ class _Face:
             raise Unavailable(f"{len(missing)} stream tasks have no copy yet: see /v1/tasks")
         return _json(b'{"ready":true}')
 
-    async def scrape(self) -> Response:
+    async def scrape(self, _query: object, _request: Request) -> Response:
         """Return metrics for Prometheus."""
         text, kind = await self.asked(self.metrics.scrape)
         return Response(text, media_type=kind)
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return what the document describes."""
+        one = "/v1/stores/{store}"
+        return [
+            Endpoint("/v1/stores", self.stores, answer=StoresAnswer),
+            Endpoint("/v1/tasks", self.tasks, answer=TasksAnswer),
+            Endpoint(f"{one}/get", self.rows, questions.Get, RowAnswer),
+            Endpoint(f"{one}/range", self.rows, questions.Range, streams=True),
+            Endpoint(f"{one}/history", self.rows, questions.History),
+            Endpoint(f"{one}/range-history", self.rows, questions.RangeHistory, streams=True),
+            Endpoint(f"{one}/windows", self.rows, questions.Windows),
+            Endpoint(f"{one}/get-many", self.get_many, method="POST", body=questions.ManyKeys),
+            Endpoint("/health", self.health, answer=None),
+            Endpoint("/ready", self.ready, answer=None),
+        ]
 
     def _hold(self, size: int, held: ExitStack) -> None:
         """Count bytes of a large body until `held` ends; Unavailable if others have too many."""
@@ -392,7 +167,7 @@ class _Face:
     def _let_go(self, size: int) -> None:
         self._bodies -= size
 
-    async def _body(self, request: Request, held: ExitStack) -> ManyKeys:
+    async def _body(self, request: Request, held: ExitStack) -> questions.ManyKeys:
         """Read a body. Unavailable if it is not here in time."""
         data, timeout_s = bytearray(), self._limits.request_timeout_s
         try:
@@ -410,18 +185,9 @@ class _Face:
                 f"the body was not here within {timeout_s:g} s: send it again"
             ) from error
         try:
-            return msgspec.json.decode(data, type=ManyKeys)
+            return msgspec.json.decode(data, type=questions.ManyKeys)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Misuse(f'body: {error}: send JSON such as {{"keys": ["a", "b"]}}') from error
-
-    async def _of_key(
-        self, store: str, key: str, ask: Callable[..., RowsFound], *, raw: bool
-    ) -> Response:
-        def answer() -> bytes:
-            encoding = self._service.encoding(store, raw=raw)
-            return rows_answer(ask(key=encoding.key_of_text(key)), encoding)
-
-        return _json(await self.asked(answer))
 
     async def _opened(self, scan: Callable[[], RowStream]) -> RowStream:
         """Begin a stream; one that begins after its request was given up is closed at once."""
@@ -461,7 +227,7 @@ def make_app(
     face = _Face(service, application_id, limits)
 
     @asynccontextmanager
-    async def sweeping(_app: FastAPI) -> AsyncIterator[None]:
+    async def sweeping(_app: Starlette) -> AsyncIterator[None]:
         async def sweep() -> None:
             while True:
                 await asyncio.sleep(_SWEEP_S)
@@ -471,71 +237,32 @@ def make_app(
         yield
         task.cancel()
 
-    app = FastAPI(
-        title="statestore serve",
-        version=__version__,
-        description=f"The state of the application {application_id}, read-only.",
-        docs_url=None,  # Their pages load scripts from elsewhere.
-        redoc_url=None,
+    told = document(face.endpoints(), application_id, secured=bool(tokens))
+    openapi = Response(to_json(told), media_type="application/json")
+    app = Starlette(
+        routes=[
+            *(each.route() for each in (*face.endpoints(), Endpoint("/metrics", face.scrape))),
+            Route("/openapi.json", openapi, methods=["GET"]),
+        ],
         lifespan=sweeping,
-        dependencies=[Depends(_no_unknown_parameters)],
+        exception_handlers={
+            StateStoreError: _refuse,
+            HTTPException: _refuse_path,
+            ClientDisconnect: _leave,
+            Exception: _fail,
+        },
     )
-    add: Any = app.add_api_route
-    one = "/v1/stores/{store}"
-    for path, method, about in (
-        ("/v1/stores", face.stores, "StoresAnswer"),
-        ("/v1/tasks", face.tasks, "TasksAnswer"),
-        (f"{one}/get", face.get, "RowAnswer"),
-        (f"{one}/range", face.range, "RowsAnswer"),
-        (f"{one}/history", face.history, "RowsAnswer"),
-        (f"{one}/range-history", face.range_history, "RowsAnswer"),
-        (f"{one}/windows", face.windows, "RowsAnswer"),
-    ):
-        add(path, method, methods=["GET"], responses=openapi.responses(about))
-    add(
-        f"{one}/get-many",
-        face.get_many,
-        methods=["POST"],
-        responses=openapi.responses("RowsAnswer"),
-        openapi_extra=openapi.body(ManyKeys),
-    )
-    for path, method in (("/health", face.health), ("/ready", face.ready)):
-        add(path, method, methods=["GET"])
-    add("/metrics", face.scrape, methods=["GET"], include_in_schema=False)
-    app.add_exception_handler(StateStoreError, _refuse)
-    app.add_exception_handler(RequestValidationError, _refuse_parameters)
-    app.add_exception_handler(HTTPException, _refuse_path)
-    app.add_exception_handler(ClientDisconnect, _leave)
-    app.add_exception_handler(Exception, _fail)
-    openapi.complete(app, ManyKeys, secured=bool(tokens))
     return ServingGate(
         face.metrics.counting(app), tokens=tokens, hosts=hosts, requests_max=limits.requests_max
     )
 
 
-async def _refuse(_request: Request, error: Exception) -> Response:
-    return _problem(error)
-
-
-async def _refuse_parameters(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    name = first["loc"][-1]
-    return _problem(Misuse(f"parameter {name!r}: {first['msg']}: see /openapi.json"))
-
-
 async def _refuse_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    found = Misuse(f"{request.method} {request.url.path}: {error.detail}: see /openapi.json")
-    problem = msgspec.structs.replace(
-        problem_of(found), status=error.status_code, title=str(error.detail)
-    )
-    return Response(
-        msgspec.json.encode(problem),
-        error.status_code,
-        headers=dict(error.headers or {}),
-        media_type=PROBLEM,
-    )
+    title, status, headers = str(error.detail), error.status_code, dict(error.headers or {})
+    found = problem_of(Misuse(f"{request.method} {request.url.path}: {title}: see /openapi.json"))
+    problem = msgspec.structs.replace(found, status=status, title=title)
+    return Response(msgspec.json.encode(problem), status, headers, PROBLEM)
 
 
 async def _leave(_request: Request, _error: Exception) -> Response:
@@ -543,34 +270,25 @@ async def _leave(_request: Request, _error: Exception) -> Response:
     return Response(status_code=400)
 
 
-async def _fail(_request: Request, error: Exception) -> Response:
+async def _fail(request: Request, error: Exception) -> Response:
     _log.error("an unforeseen error", exc_info=error)
-    return _problem(error)
+    return await _refuse(request, error)
 
 
-def _problem(error: Exception) -> Response:
+async def _refuse(_request: Request, error: Exception) -> Response:
     problem = problem_of(error)
-    body, headers = msgspec.json.encode(problem), headers_of(problem)
-    return Response(body, problem.status, headers=headers, media_type=PROBLEM)
+    return Response(msgspec.json.encode(problem), problem.status, headers_of(problem), PROBLEM)
 
 
 def _json(data: bytes) -> Response:
     return Response(data, media_type="application/json", headers={"cache-control": "no-store"})
 
 
-def _time_ms(text: str | None) -> int | None:
-    return None if text is None else to_ms(parse_time(text))
-
-
 def _position(texts: list[str]) -> dict[TopicPartition, int]:
     found = {}
     for text in texts:
-        topic, _, rest = text.partition(":")
-        partition, _, offset = rest.partition(":")
-        if not topic or not all(
-            each.isascii() and each.isdecimal() and len(each) <= _DIGITS_MAX
-            for each in (partition, offset)
-        ):
+        parts = _POSITION.fullmatch(text)
+        if parts is None:
             raise Misuse(f"min_position {text[:80]!r}: pass topic:partition:offset")
-        found[TopicPartition(topic, int(partition))] = int(offset)
+        found[TopicPartition(parts[1], int(parts[2]))] = int(parts[3])
     return found

@@ -267,7 +267,9 @@ class ServeMetrics:
             try:
                 await app(scope, receive, noting)
             finally:
-                route = getattr(scope.get("route"), "path", "other")
+                # Of Starlette before 1.0 only the endpoint is known.
+                found = scope.get("route") or scope.get("endpoint")
+                route = getattr(found, "path", "other")
                 self._requests.labels(route, str(status)).inc()
                 self._seconds.labels(route).observe(time.monotonic() - began_s)
 

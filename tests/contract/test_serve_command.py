@@ -82,7 +82,7 @@ def test_without_the_extra_serve_says_how_to_install_it(monkeypatch: pytest.Monk
     for name in [name for name in sys.modules if name.startswith("statestore.serving.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "statestore.commands.serve", raising=False)
-    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
     refused = CliRunner().invoke(cli, ["serve"])
     assert isinstance(refused.exception, Misuse)
     assert install_command("serve") in str(refused.exception)
