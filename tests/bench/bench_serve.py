@@ -2,18 +2,20 @@
 
 The writer is a stream task over a broker in memory, so that nothing but the task and the server
 work. The server is `statestore serve` in a process of its own, as in production. Both sides of the
-writer's ratio alternate within one run.
+writer's ratio alternate within one run. What one get costs the server is measured without
+connections: its ASGI app is called in this process.
 """
 
+import asyncio
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import statestore as ss
 from statestore import serdes
@@ -22,12 +24,15 @@ from statestore.model.ids import TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Record
 from statestore.operations.deployed import describe_deployment, publish_deployed
+from statestore.serving.access import ServeLimits, Tokens
+from statestore.serving.gate import App
+from statestore.serving.http import make_app
 from statestore.tasks.task import StreamTask
 from statestore.topology.nodes import TopicName
 from tests.bench.harness import Bench
 from tests.builders import eventually
 from tests.contract.task_rig import TaskRig
-from tests.serving_rig import LONG_LEASE
+from tests.serving_rig import LONG_LEASE, service_of
 
 ROUNDS = 5
 COMMITS = 20
@@ -102,6 +107,44 @@ def staleness_ms(rig: TaskRig, task: StreamTask, client: StateClient) -> list[fl
     return found
 
 
+def processor_us(rig: TaskRig) -> list[float]:
+    """The processor's time of one get, from the request's head to the answer's last byte."""
+    service = service_of(rig)
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": "/v1/stores/counts/get",
+        "query_string": b"key=k1&raw=false&wait_ms=100&partition=0",
+        "headers": [(b"host", b"x"), (b"accept", b"*/*")],
+    }
+    statuses = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if "status" in message:
+            statuses.append(message["status"])
+
+    async def ask(app: App) -> float:
+        began = time.process_time()
+        for _ in range(ASKED):
+            await app({**scope, "state": {}}, receive, send)
+        return (time.process_time() - began) / ASKED * 1e6
+
+    found = []
+    with service:
+        eventually(lambda: not service.unready(), "a copy is there")
+        for _ in range(1 + 2 * ROUNDS):
+            app = make_app(service, "shop", tokens=Tokens([]), hosts=None, limits=ServeLimits())
+            found.append(asyncio.run(ask(app)))
+    assert set(statuses) == {200}
+    return found[1:]  # The first round imports and compiles.
+
+
 def main() -> None:
     bench = Bench("bench_serve")
     alone: list[Rates] = []
@@ -131,6 +174,7 @@ def main() -> None:
                     client.get_many("counts", [f"k{each}" for each in range(ASKED)])
                 many.append(10 * ASKED / (time.perf_counter() - began))
         rig.end()
+        processor = processor_us(rig)
     walls = [rates.wall for rates in beside], [rates.wall for rates in alone]
     processors = [rates.processor for rates in beside], [rates.processor for rates in alone]
     bench.add("writer alone", "records/s", walls[1])
@@ -141,6 +185,7 @@ def main() -> None:
     bench.add("an answer has a commit after, p99", "ms", [fresh[98]])
     bench.add("gets of one client, one after the other", "requests/s", rates)
     bench.add("keys in gets of 1000", "keys/s", many)
+    bench.add("processor time of one get", "us", processor)
     bench.finish()
 
 
