@@ -267,7 +267,7 @@ class ServeMetrics:
             try:
                 await app(scope, receive, noting)
             finally:
-                # Of Starlette before 1.0 only the endpoint is known.
+                # Older versions of Starlette name only the endpoint.
                 found = scope.get("route") or scope.get("endpoint")
                 route = getattr(found, "path", "other")
                 self._requests.labels(route, str(status)).inc()
