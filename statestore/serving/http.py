@@ -104,11 +104,11 @@ class _Face:
     async def rows(self, question: questions.Question, request: Request, store: str) -> Response:
         """Wait for `min_position`, and then answer in a thread, or with a stream of Arrow."""
         await self.wait(store, question)
-        if isinstance(question, questions.Keys) and ARROW in request.headers.get("accept", ""):
+        if isinstance(question, questions.KeysQuery) and ARROW in request.headers.get("accept", ""):
             return await self._stream(question, store)
         return _json(await self.asked(partial(question.answer, self._service, store)))
 
-    async def _stream(self, question: questions.Keys, store: str) -> Response:
+    async def _stream(self, question: questions.KeysQuery, store: str) -> Response:
         encoding = self._service.encoding(store, raw=question.raw)
         scan = partial(self._service.scan, store, question.wanted(encoding))
         if question.page_token is not None:
@@ -147,11 +147,11 @@ class _Face:
         return [
             Endpoint("/v1/stores", self.stores, answer=StoresAnswer),
             Endpoint("/v1/tasks", self.tasks, answer=TasksAnswer),
-            Endpoint(f"{one}/get", self.rows, questions.Get, RowAnswer),
-            Endpoint(f"{one}/range", self.rows, questions.Range, streams=True),
-            Endpoint(f"{one}/history", self.rows, questions.History),
-            Endpoint(f"{one}/range-history", self.rows, questions.RangeHistory, streams=True),
-            Endpoint(f"{one}/windows", self.rows, questions.Windows),
+            Endpoint(f"{one}/get", self.rows, questions.GetQuery, RowAnswer),
+            Endpoint(f"{one}/range", self.rows, questions.RangeQuery, streams=True),
+            Endpoint(f"{one}/history", self.rows, questions.HistoryQuery),
+            Endpoint(f"{one}/range-history", self.rows, questions.RangeHistoryQuery, streams=True),
+            Endpoint(f"{one}/windows", self.rows, questions.WindowsQuery),
             Endpoint(f"{one}/get-many", self.get_many, method="POST", body=questions.ManyKeys),
             Endpoint("/health", self.health, answer=None),
             Endpoint("/ready", self.ready, answer=None),

@@ -37,7 +37,7 @@ _POSITION: Final = (
 _PREFIX: Final = "Only keys whose bytes begin with those of this key."
 
 
-class Rows(msgspec.Struct, frozen=True, kw_only=True):
+class RowsQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What every question for rows may say."""
 
     raw: Annotated[bool, Meta(description="Keys and values as base64 of their bytes.")] = False
@@ -46,7 +46,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: _WaitMs = 5000
 
 
-class Get(Rows, frozen=True):
+class GetQuery(RowsQuery, frozen=True):
     """Return the row of a key, now or as of a time; null if there is none."""
 
     key: _Key
@@ -59,7 +59,7 @@ class Get(Rows, frozen=True):
         return row_answer(found, encoding)
 
 
-class Keys(Rows, frozen=True, kw_only=True):
+class KeysQuery(RowsQuery, frozen=True, kw_only=True):
     """What every question for a range of keys may say."""
 
     prefix: Annotated[_Text, Meta(description=_PREFIX)] = None
@@ -85,7 +85,7 @@ class Keys(Rows, frozen=True, kw_only=True):
         return questions.Range(lo=lo, hi=hi, prefix=prefix, reverse=reverse, partition=partition)
 
 
-class Range(Keys, frozen=True):
+class RangeQuery(KeysQuery, frozen=True):
     """Return rows by key, or by time in a store with windows; all pages are of one moment.
 
     With `Accept: application/vnd.apache.arrow.stream` all rows come as one stream.
@@ -100,7 +100,7 @@ class Range(Keys, frozen=True):
         return msgspec.structs.replace(found, as_of_ms=_time_ms(self.as_of))
 
 
-class RangeHistory(Keys, frozen=True):
+class RangeHistoryQuery(KeysQuery, frozen=True):
     """Return the versions of keys that were valid in a span of time; pages are of one moment.
 
     With `Accept: application/vnd.apache.arrow.stream` all of them come as one stream.
@@ -119,7 +119,7 @@ class RangeHistory(Keys, frozen=True):
         return msgspec.structs.replace(found, times=span)
 
 
-class Windows(Rows, frozen=True):
+class WindowsQuery(RowsQuery, frozen=True):
     """Return windows of a key that start in a span of time, or sessions that overlap it."""
 
     key: _Key
@@ -143,7 +143,7 @@ class Windows(Rows, frozen=True):
         return service.windows
 
 
-class History(Windows, frozen=True):
+class HistoryQuery(WindowsQuery, frozen=True):
     """Return the versions of a key that were valid in a span of time."""
 
     ascending: Annotated[bool, Meta(description="Begin with the oldest.")] = False
@@ -169,7 +169,7 @@ class ManyKeys(msgspec.Struct, forbid_unknown_fields=True):
         return rows_answer(found, encoding)
 
 
-Question = Get | Range | RangeHistory | Windows | History | ManyKeys
+Question = GetQuery | RangeQuery | RangeHistoryQuery | WindowsQuery | HistoryQuery | ManyKeys
 
 
 def _time_ms(time: str | int | None) -> int | None:

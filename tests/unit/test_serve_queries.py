@@ -6,22 +6,22 @@ import pytest
 
 from statestore.errors import Misuse
 from statestore.serving.endpoints import read_query
-from statestore.serving.questions import Get, History, Range, RangeHistory
+from statestore.serving.questions import GetQuery, HistoryQuery, RangeHistoryQuery, RangeQuery
 
 TRUE = ("true", "TRUE", "tRuE", "t", "T", "1", "yes", "Y", "on", "ON")
 FALSE = ("false", "False", "f", "F", "0", "no", "n", "off", "OFF")
 
 
-def get(query: str | bytes) -> Get:
-    return read_query(Get, query if isinstance(query, bytes) else query.encode())
+def get(query: str | bytes) -> GetQuery:
+    return read_query(GetQuery, query if isinstance(query, bytes) else query.encode())
 
 
 def test_what_is_not_said_has_the_defaults_of_the_document() -> None:
-    assert get("key=a") == Get(
+    assert get("key=a") == GetQuery(
         key="a", as_of=None, raw=False, partition=None, min_position=[], wait_ms=5000
     )
-    assert read_query(Range, b"") == Range()
-    assert (Range().limit, History(key="a").limit) == (1000, 10_000)
+    assert read_query(RangeQuery, b"") == RangeQuery()
+    assert (RangeQuery().limit, HistoryQuery(key="a").limit) == (1000, 10_000)
 
 
 def test_flags_have_many_spellings() -> None:
@@ -79,9 +79,9 @@ def test_keys_are_the_texts_of_the_url(query: str | bytes, key: str) -> None:
 
 
 def test_from_and_to_are_keys_of_a_range_and_times_of_versions() -> None:
-    of_keys = read_query(Range, b"from=a&to=b")
+    of_keys = read_query(RangeQuery, b"from=a&to=b")
     assert (of_keys.lowest, of_keys.highest) == ("a", "b")
-    of_times = read_query(RangeHistory, b"from=1&to=2&from_key=a&to_key=b")
+    of_times = read_query(RangeHistoryQuery, b"from=1&to=2&from_key=a&to_key=b")
     assert (of_times.lowest, of_times.highest) == ("a", "b")
     assert (of_times.first, of_times.last) == ("1", "2")
 
