@@ -113,7 +113,17 @@ def test_who_may_see_settings_is_warned_of_nothing(app: App) -> None:
     assert "WARNING" not in ended.err
 
 
-@pytest.mark.parametrize("missing", LEAST)
+# One of each kind.
+FIRST = ("read its inputs", "commit to its group", "write under its ids")
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        *FIRST,
+        *(pytest.param(it, marks=pytest.mark.thorough) for it in LEAST if it not in FIRST),
+    ],
+)
 def test_a_permission_that_is_missing_is_named_and_the_run_is_not_repeated(
     app: App, missing: str
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_flipped_byte_of_an_export_is_a_verdict_that_names_the_file(
         assert biggest.name in failed.detail
 
 
+@pytest.mark.thorough
 def test_a_byte_flipped_anywhere_gives_a_verdict(sound: Audited, tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)

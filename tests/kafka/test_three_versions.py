@@ -68,8 +68,14 @@ def pipeline(shape: str, family: str, version: int, topic: str) -> ss.Topology:
     return b.build()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("shape", ["rows", "windows", "history"])
+FIRST = [("rows", "functions"), ("windows", "avro"), ("history", "functions")]
+OTHERS = [("rows", "avro"), ("windows", "functions"), ("history", "avro")]
+
+
+@pytest.mark.parametrize(
+    ("shape", "family"),
+    [*FIRST, *(pytest.param(*one, marks=pytest.mark.thorough) for one in OTHERS)],
+)
 def test_three_versions_follow_each_other_and_every_value_stays_what_it_was(
     app: App, shape: str, family: str
 ) -> None:
