@@ -32,6 +32,7 @@ RUNS = ROOT / ".scratch" / "test-times"
 FOLDERS = {"make test": "first", "make test-fast": "fast", "make test-thorough": "second"}
 _TESTS, _MODULES, _OTHERS = 30, 25, 12
 _MINUTE_S = 60
+_WORTH_KEEPING_S = 0.2
 BEGIN = """\
 # What the tests cost
 
@@ -63,10 +64,18 @@ class Sums:
         rows = self._rows.values()
         return int(sum(r[0] for r in rows)), sum(r[1] for r in rows), sum(r[2] for r in rows)
 
+    def means(self, least_s: float) -> dict[str, float]:
+        """CPU seconds of one, of those that cost at least so much together."""
+        return {
+            name: round(cpu / count, 3)
+            for name, (count, cpu, _) in sorted(self._rows.items())
+            if count and cpu >= least_s
+        }
+
 
 def summary(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """What one run of pytest cost, from the lines that its processes wrote."""
-    phases, modules, folders, fixtures, imports, others = (Sums() for _ in range(6))
+    phases, modules, folders, fixtures, imports, others, cases = (Sums() for _ in range(7))
     seen: set[str] = set()
     for line in lines:
         name = line["name"]
@@ -75,6 +84,8 @@ def summary(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
             module = name.partition("::")[0]
             phases.add(name, line)
             modules.add(module, line)
+            if "[" in name:
+                cases.add(name.partition("[")[0], line)
             folders.add("/".join(module.split("/")[:2]), line)
         elif line["what"] == "fixture":
             fixtures.add(f"{name} ({line['phase']})", line)
@@ -90,6 +101,7 @@ def summary(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "beside": others.most(_OTHERS),
         "folders": folders.most(_MODULES),
         "modules": modules.most(len(seen)),
+        "cases": cases.means(_WORTH_KEEPING_S),
         "dearest": phases.most(_TESTS),
         "fixtures": fixtures.most(_OTHERS),
         "imports": imports.most(_OTHERS),
@@ -208,6 +220,9 @@ def _keep(command: str, seconds: float, load: float) -> None:
     run["commit"] = commit.strip()
     if command in FOLDERS:
         run |= summary(lines_of(RUNS / FOLDERS[command]))
+        # A test whose cases rotate costs less than it would with all of them.
+        before = kept.get(command, {}).get("cases", {})
+        run["cases"] = dict(sorted({**before, **run["cases"]}.items()))
     kept[command] = run
     MEASURED.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

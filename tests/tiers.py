@@ -1,9 +1,13 @@
 """Which tests a run has: the first tier whole, and of the second tier as much as there is time for.
 
-The first tier is what is neither `thorough` nor `slow`, the second one what is `thorough`. A run
-with SECOND_TIER_SECONDS, as in CI, takes modules in an order that the commit decides, and begins no
-other one when these seconds have passed. It does not fail for what it left out, and says which
-modules those are.
+The first tier is what is neither `thorough` nor `slow`, the second one what is `thorough`. Of a
+test whose cases together cost more than half a second of a processor (tests/times.json) the first
+tier has as many as cost that, at least one, which the commit chooses; the others are `thorough`
+then. Kills at crash points and simulations are all in the first tier.
+
+A run with SECOND_TIER_SECONDS, as in CI, takes modules in an order that the commit decides, and
+begins no other one when these seconds have passed. It does not fail for what it left out, and says
+which modules those are.
 """
 
 import json
@@ -11,7 +15,8 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 _UNTIL = "SECOND_TIER_UNTIL"
 # A module that began in time may go on for so long.
 _RUNS_OUT_S = 300.0
+_CASES_S = 0.5
+_WHOLE = ("tests/crash/", "tests/simulation/")
 _DEAR = ("kafka", "spark", "airflow", "timeout")
 
 
@@ -43,15 +50,37 @@ def first_of(values: Iterable[object], count: int = 1) -> list[Any]:
     ]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that cost most come first, or all processes wait for one of them in the end."""
+    """Choose the cases of the first tier.
+
+    Modules that cost most come first, or all processes wait for one of them in the end.
+    """
     kept = json.loads((ROOT / "tests" / "times.json").read_text(encoding="utf-8"))
-    modules = kept.get("make test", {}).get("modules", {})
+    run = kept.get("make test", {})
+    leave_cases_out(items, run.get("cases", {}))
+    modules = run.get("modules", {})
     costs: dict[str, float] = {name: cpu for name, (_, cpu, _) in modules.items()}
     for item in items:
         unknown = 1.0 if any(map(item.get_closest_marker, _DEAR)) else 0.0
         costs[_module(item.nodeid)] = max(costs.get(_module(item.nodeid), 0.0), unknown)
     items.sort(key=lambda item: -costs[_module(item.nodeid)])
+
+
+def leave_cases_out(items: Iterable[pytest.Item], costs: Mapping[str, float]) -> None:
+    """Mark cases of dear tests as `thorough`; `costs`: of one case, in seconds of a processor."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        function, is_case, _ = item.nodeid.partition("[")
+        left = any(map(item.get_closest_marker, ("thorough", "slow")))
+        if is_case and function in costs and not left and not function.startswith(_WHOLE):
+            cases[function].append(item)
+    for function, found in cases.items():
+        count = max(1, int(_CASES_S / costs[function]))
+        if count < len(found):
+            chance = random.Random(f"{commit_seed()} {function}")
+            for item in chance.sample(found, len(found) - count):
+                item.add_marker("thorough")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -76,6 +76,7 @@ def test_the_site_packages_are_read_only(project: Project) -> None:
         project.call("touch", project.packages / "statestore" / "written")
 
 
+@pytest.mark.thorough
 def test_its_tests_pass_and_its_types_are_right(project: Project) -> None:
     assert "3 passed" in project.make("test")
     assert "Success: no issues found in 3 source files" in project.make("check")

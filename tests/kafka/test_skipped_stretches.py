@@ -81,6 +81,7 @@ def source_settings(app: App, proxy: FaultProxy) -> Settings:
     return Settings.from_mapping(app.run_settings(**{"bootstrap.servers": proxy.address, **CLIENT}))
 
 
+@pytest.mark.thorough
 def test_input_behind_a_stretch_that_takes_longer_than_the_timeout_is_processed(
     app: App, slowly: str
 ) -> None:
