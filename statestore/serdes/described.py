@@ -1,5 +1,7 @@
 """Serdes of which only a name and a schema are known, as topology.json keeps them."""
 
+import msgspec
+
 from statestore import serdes
 from statestore.model.records import ArrowForm, Schema, Serde
 from statestore.serdes.serde_names import head_of
@@ -15,11 +17,12 @@ def by_description(name: str, schema: Schema | None) -> Serde[object]:
     match head_of(name):
         case "JSON" if schema is not None and kind == "JSON":
             text = schema.text
-            plain = serdes.JSON
+            # The fields of a type have its order, which a schema does not tell: whoever asks for a
+            # key writes it as it is shown.
             return Serde(
                 name,
-                plain.serialize,
-                plain.deserialize,
+                msgspec.json.encode,
+                serdes.JSON.deserialize,
                 schema=schema,
                 arrow=lambda: _form_of(text),
             )

@@ -234,6 +234,17 @@ def test_commands_and_snapshots_read_avro_by_its_recorded_schema_without_code(
         assert store.get("k") == VALUES["sales"][1]
 
 
+def test_a_key_with_fields_is_found_as_it_is_shown_without_code(state_dir: Path) -> None:
+    shop = Shop(StateLayout(state_dir, "shop"))
+    ((_, shown, _),) = shop.said("stores", "range", "trees")
+    assert shown == '{"sku":"k","count":1}', "the order of the type, not of the alphabet"
+    assert shop.json("stores", "get", "trees", shown)[0]["value"] == msgspec.to_builtins(
+        VALUES["trees"][1]
+    )
+    with ss.open_snapshot(state_dir, "shop", "trees") as store:
+        assert store.get({"sku": "k", "count": 1})["name"] == "top"
+
+
 @pytest.mark.parametrize("options", [{}, {"pipeline": f"{__name__}:pipeline"}])
 def test_parts_that_have_no_type_are_json_text(state_dir: Path, options: dict[str, str]) -> None:
     assert type_of(state_dir, "trees", "key", **options) == "struct<sku:string,count:bigint>"
