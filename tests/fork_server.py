@@ -12,6 +12,7 @@ import os
 import runpy
 import select
 import signal
+import site
 import socket
 import struct
 import sys
@@ -128,18 +129,26 @@ def _become(wanted: Wanted, base: list[str]) -> None:
     vars(script)["_replaced"] = replaced  # this very function is a part of it
     if Path(program).name == "statestore":
         sys.path[:] = [str(Path(program).parent), *_path(), *base]
+        _customize()
         script.__file__ = program
         statestore.cli.main()
         return
     option, what, *words = rest
     sys.argv = [what, *words]
     sys.path[:] = ["" if option == "-c" else wanted.cwd, *_path(), *base]
+    _customize()
     if option == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
         return
     assert option == "-c", f"{wanted.arguments} is a process that has to be started otherwise"
     sys.argv[0] = option
     exec(compile(what, "<string>", "exec"), vars(script))  # that is what -c asks for
+
+
+def _customize() -> None:
+    """Import what a new process imports at its start, if there is such a module on its path."""
+    sys.modules.pop("sitecustomize", None)
+    site.execsitecustomize()
 
 
 def _path() -> list[str]:
