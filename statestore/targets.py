@@ -28,6 +28,7 @@ from statestore.layout.files import NotAFile, opener, read_whole, sync_folder
 from statestore.ports import FileRead
 
 _CHUNK = 4 << 20
+_TRIES = 5
 _READ_MAX = 256 << 20
 """More than the largest manifest has."""
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
@@ -146,11 +147,19 @@ class FsspecTarget:
             if self._whole:
                 self._fs.pipe_file(self._path(name), data)
                 return
-            # If the process dies here, a prune removes this file, as no manifest lists it.
-            beside = f"{name}.{secrets.token_hex(4)}.tmp"
-            with self._written(beside) as out:
-                out.write(data)
-            self._rename(beside, name)
+            for left in reversed(range(_TRIES)):
+                # If the process dies here, a prune removes this file, as no manifest lists it. One
+                # that is under way may do so before that, too: then it is written again.
+                beside = f"{name}.{secrets.token_hex(4)}.tmp"
+                with self._written(beside) as out:
+                    out.write(data)
+                try:
+                    self._rename(beside, name)
+                except FileNotFoundError:
+                    if not left:
+                        raise
+                else:
+                    break
 
     def put(self, source: Path, *, temporary: str, name_of: Callable[[str], str]) -> str:
         """See `ports.Target`."""

@@ -79,6 +79,30 @@ def test_what_is_written_is_read_listed_replaced_and_removed(target: FsspecTarge
     assert target.names("") == {"a/other": 0}
 
 
+@pytest.mark.parametrize("removals", [1, 4, 5])
+def test_a_file_that_a_prune_removes_before_it_has_its_name_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removals: int
+) -> None:
+    target = FsspecTarget(str(tmp_path / "exports"))
+    renamed, seen = target._rename, []
+
+    def removed_first(source: str, name: str) -> None:
+        seen.append(source)
+        if len(seen) <= removals:
+            target.remove([source])
+        renamed(source, name)
+
+    monkeypatch.setattr(target, "_rename", removed_first)
+    if removals == 5:
+        with pytest.raises(Misuse, match=r"could not write a/lease\.json at"):
+            target.write("a/lease.json", b"mine")
+    else:
+        target.write("a/lease.json", b"mine")
+        assert target.read("a/lease.json") == b"mine"
+        assert list(target.names("a")) == ["a/lease.json"]
+    assert len(seen) == len(set(seen)) == min(removals + 1, 5)
+
+
 def test_a_big_file_is_kept_under_what_its_checksum_gives(
     target: FsspecTarget, tmp_path: Path
 ) -> None:
