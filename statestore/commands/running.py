@@ -228,7 +228,7 @@ class _Signals:
     def __init__(self) -> None:
         self.asked = threading.Event()
         self.number = 0
-        self._gently = False
+        self._gently = self._is_heard = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -250,13 +250,16 @@ class _Signals:
         self.number = number
         if not self._gently:
             raise KeyboardInterrupt
-        if number == signal.SIGINT and self.asked.is_set():
+        if self._is_heard or self.asked.is_set():
+            if number != signal.SIGINT:
+                return
             if sys.stderr.isatty():
                 os.write(2, _SHOW_CURSOR)
             os.write(2, _AT_ONCE)
             os._exit(128 + number)
-        if not self.asked.is_set():
-            os.write(2, _AFTER_COMMIT)
+        # Before anybody reads the line: the next signal may come while this one is handled.
+        self._is_heard = True
+        os.write(2, _AFTER_COMMIT)
         self.asked.set()
 
 
