@@ -83,17 +83,17 @@ from statestore.topology.dsl.ktables import KTable as KTable
 from statestore.topology.dsl.streams import KStream as KStream
 from statestore.topology.graph import Topology as Topology
 from statestore.topology.joins.global_tables import GlobalKTable as GlobalKTable
-from statestore.topology.joins.windows import JoinWindows as JoinWindows
+from statestore.topology.joins.join_windows import JoinWindows as JoinWindows
 from statestore.topology.materialized import Materialized as Materialized
-from statestore.topology.processors.process import BatchProcessor as BatchProcessor
-from statestore.topology.processors.process import Processor as Processor
-from statestore.topology.processors.process import ProcessorContext as ProcessorContext
 from statestore.topology.processors.timers import Timers as Timers
+from statestore.topology.processors.user_processors import BatchProcessor as BatchProcessor
+from statestore.topology.processors.user_processors import Processor as Processor
+from statestore.topology.processors.user_processors import ProcessorContext as ProcessorContext
 from statestore.topology.tables.suppressed import Suppressed as Suppressed
 from statestore.topology.windows.counts import CountWindows as CountWindows
 from statestore.topology.windows.hopping import HoppingWindows as HoppingWindows
 from statestore.topology.windows.hopping import TumblingWindows as TumblingWindows
-from statestore.topology.windows.sessions import SessionWindows as SessionWindows
+from statestore.topology.windows.session_windows import SessionWindows as SessionWindows
 from statestore.topology.windows.sliding import SlidingWindows as SlidingWindows
 
 __version__: str

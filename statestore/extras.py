@@ -46,10 +46,10 @@ class Offer(NamedTuple):
 
 
 OFFERS: Final = {
-    "drill": Offer("testing", "psutil", "statestore.testing.drills.command:drill_command"),
+    "drill": Offer("testing", "psutil", "statestore.testing.drills.drill_command:drill_command"),
     "kafka": Offer("testing", "psutil", "statestore.testing.kafka_command:kafka"),
     "serve": Offer("serve", "prometheus_client", "statestore.commands.serve:serve_command"),
-    "spark=": Offer("spark", "pyspark", "statestore.spark.running:run"),
+    "spark=": Offer("spark", "pyspark", "statestore.spark.session_run:run"),
     "ui": Offer("ui", "jinja2", "statestore.ui.command:ui_command"),
 }
 """By what asks for it: a command of `statestore`, or an argument of `ss.run`."""

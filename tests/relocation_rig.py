@@ -28,7 +28,7 @@ from statestore.operations.relocation.apply import Relocation
 from statestore.runtime import Runtime
 from statestore.testing.memory_broker import MemoryCluster
 from statestore.testing.memory_log import BrokerState
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 from tests.builders import ManualClock
 
 APPLICATION = "shop"

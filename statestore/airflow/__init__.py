@@ -12,8 +12,8 @@ nothing here imports Spark, RocksDB or a Kafka client, and DAG files are quick t
 import warnings
 from typing import Any
 
-from statestore.airflow.applications import Application, load_applications
-from statestore.airflow.command import StateStoreCommandOperator
+from statestore.airflow.command_operator import StateStoreCommandOperator
+from statestore.airflow.dag_applications import Application, load_applications
 from statestore.airflow.factories.checkpoint_export import checkpoint_export
 from statestore.airflow.factories.consistency_check import consistency_check
 from statestore.airflow.factories.crash_drill import crash_drill

@@ -30,7 +30,7 @@ from airflow.providers.common.compat.sdk import (
 )
 from airflow.sdk import Context
 
-from statestore.airflow.applications import Application
+from statestore.airflow.dag_applications import Application
 from statestore.airflow.jobs import (
     KILL_GRACE_S,
     MARK,

@@ -17,7 +17,7 @@ from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_2_PLUS
 from airflow.sdk import DAG, Context, Param
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
-from statestore.airflow.applications import (
+from statestore.airflow.dag_applications import (
     Application,
     applications_file,
     failure_callback,

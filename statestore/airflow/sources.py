@@ -17,7 +17,7 @@ from typing import Any, Self
 from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
 
-from statestore.airflow.applications import (
+from statestore.airflow.dag_applications import (
     Application,
     applications_file,
     find_applications_file,

@@ -17,7 +17,7 @@ from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import Depends, FastAPI, HTTPException, Request, Response, status
 
-from statestore.airflow.applications import applications_file
+from statestore.airflow.dag_applications import applications_file
 from statestore.ui.paths import Path
 
 MOUNTED_AT: Final = "/statestore"

@@ -7,8 +7,8 @@ from typing import Any, Final
 from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
 
-from statestore.airflow.applications import SPAN
-from statestore.airflow.command import StateStoreCommandOperator
+from statestore.airflow.command_operator import StateStoreCommandOperator
+from statestore.airflow.dag_applications import SPAN
 from statestore.airflow.retries import JobFailed
 
 FINDINGS_KEY = "findings"

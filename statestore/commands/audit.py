@@ -20,7 +20,7 @@ from statestore.commands.arguments import (
 )
 from statestore.commands.progress import shown_progress
 from statestore.errors import StateStoreError, failure_fields
-from statestore.layout.activities import Unit
+from statestore.layout.activity_files import Unit
 from statestore.layout.audits import AuditRecord
 from statestore.model.texts import number_text
 from statestore.operations.audits.audit import failure_line, require_pass

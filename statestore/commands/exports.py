@@ -14,7 +14,7 @@ from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows
 from statestore.commands.progress import shown_progress
 from statestore.errors import Misuse, failure_fields
-from statestore.layout.activities import Progress, Unit
+from statestore.layout.activity_files import Progress, Unit
 from statestore.operations.activities import activities_in
 from statestore.operations.clones.clone import clone_export, drop_clone
 from statestore.operations.exports.catalog import LATEST, Exports, Retention
@@ -23,7 +23,7 @@ from statestore.operations.exports.create import (
     create_export,
     create_export_for_clones,
 )
-from statestore.operations.exports.restore import Choice, RestoreReport, restore_export
+from statestore.operations.exports.restore_export import Choice, RestoreReport, restore_export
 from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime
 from statestore.topology.graph import Topology

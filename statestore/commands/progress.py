@@ -27,7 +27,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from statestore.layout.activities import RESTORE, Activities, Unit, activity_text, together
+from statestore.layout.activity_files import RESTORE, Activities, Unit, activity_text, together
 from statestore.model.left_out import Cause, Fate
 from statestore.model.texts import held_text, span_text, time_text
 from statestore.operations.activities import activities_in, catch_up_of, running

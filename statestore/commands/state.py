@@ -22,11 +22,11 @@ from statestore.commands.arguments import (
 from statestore.commands.printing import cell_text
 from statestore.commands.progress import shown_progress
 from statestore.errors import Misuse, failure_fields
-from statestore.layout.activities import Unit
+from statestore.layout.activity_files import Unit
 from statestore.model.ids import TaskId
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.relocation.apply import RelocationReport, relocate
-from statestore.operations.relocation.plan import Choices, Move
+from statestore.operations.relocation.relocation_plan import Choices, Move
 from statestore.operations.rewriting.migrate import MigrationReport, migrate
 from statestore.operations.rewriting.upgrade import UpgradeReport, upgrade_to_versioned
 from statestore.runtime import Runtime

@@ -25,11 +25,11 @@ from statestore.errors import (
     Unavailable,
     failure_fields,
 )
-from statestore.layout.activities import ActivityState
+from statestore.layout.activity_files import ActivityState
 from statestore.layout.audits import AuditVerdict
 from statestore.model.texts import held_text, size_text, span_text, time_text
 from statestore.operations.status.lags import totals_of
-from statestore.operations.status.left_out import left_out_rows
+from statestore.operations.status.left_out_sums import left_out_rows
 from statestore.operations.status.status import State, Status, StatusReader, TaskStatus
 from statestore.runtime import Runtime
 

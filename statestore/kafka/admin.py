@@ -27,7 +27,7 @@ from statestore.errors import (
     Unavailable,
 )
 from statestore.kafka.clients import Trouble, admin_client, connect, unanswered
-from statestore.kafka.errors import is_transient, is_unanswered, kafka_error, translated
+from statestore.kafka.error_codes import is_transient, is_unanswered, kafka_error, translated
 from statestore.kafka.groups import last_result
 from statestore.model.ids import TopicPartition
 from statestore.ports import Bounds

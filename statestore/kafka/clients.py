@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from statestore.errors import InvalidSetting, StateStoreError, Unavailable
-from statestore.kafka.errors import translated
+from statestore.kafka.error_codes import translated
 from statestore.settings import Settings
 
 _log = logging.getLogger("statestore.kafka")

@@ -27,7 +27,7 @@ from statestore.errors import (
 )
 from statestore.kafka.admin import LATEST, PAUSE_S, Admin, Answers, failed_with
 from statestore.kafka.epochs import abort_open_transactions
-from statestore.kafka.errors import is_transient, is_unanswered, kafka_error, translated
+from statestore.kafka.error_codes import is_transient, is_unanswered, kafka_error, translated
 from statestore.kafka.groups import read_group
 from statestore.kafka.partitioner import key_hashes
 from statestore.kafka.source import KafkaSource

@@ -32,7 +32,7 @@ from statestore.kafka.clients import (
     producer,
     unanswered,
 )
-from statestore.kafka.errors import is_transient, is_unanswered, run_callbacks, translated
+from statestore.kafka.error_codes import is_transient, is_unanswered, run_callbacks, translated
 from statestore.kafka.sender import Sender
 from statestore.settings import Settings
 

@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import Unavailable
 from statestore.kafka.clients import Trouble, consumer, unanswered, waited
-from statestore.kafka.errors import error_for, is_transient, is_unanswered, translated
+from statestore.kafka.error_codes import error_for, is_transient, is_unanswered, translated
 from statestore.model.ids import TopicPartition
 from statestore.ports import GroupOffset
 from statestore.settings import Settings

@@ -27,7 +27,7 @@ from statestore.kafka.clients import (
     waited,
 )
 from statestore.kafka.epochs import Epochs, Turn
-from statestore.kafka.errors import error_for, kafka_error, translated
+from statestore.kafka.error_codes import error_for, kafka_error, translated
 from statestore.kafka.groups import GroupClient, metadata_of
 from statestore.kafka.sender import Sender
 from statestore.model.ids import TopicPartition

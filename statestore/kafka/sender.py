@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from statestore.errors import RecordFailed
 from statestore.kafka.clients import Properties, Trouble, producer, unanswered
-from statestore.kafka.errors import error_for, kafka_error
+from statestore.kafka.error_codes import error_for, kafka_error
 from statestore.kafka.partitioner import partitions_of
 from statestore.model.ids import TopicPartition
 from statestore.ports import Records

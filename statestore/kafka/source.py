@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import RecordFailed
 from statestore.kafka.clients import Trouble, consumer
-from statestore.kafka.errors import error_for, translated
+from statestore.kafka.error_codes import error_for, translated
 from statestore.model.batch import Batch, Column, LazyColumn
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header

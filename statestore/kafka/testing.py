@@ -24,7 +24,7 @@ from confluent_kafka.cimpl import NewTopic
 from statestore.errors import Unavailable
 from statestore.kafka.admin import Admin
 from statestore.kafka.cluster import KafkaCluster
-from statestore.kafka.errors import translated
+from statestore.kafka.error_codes import translated
 from statestore.settings import Settings
 
 T = TypeVar("T")

@@ -487,7 +487,7 @@ def _bytes(value: bytes) -> bytes:
 def _plain_form(
     kind: str, serialize: Callable[[Any], bytes], deserialize: Callable[[bytes], Any]
 ) -> ArrowForm:
-    from statestore.model.arrow_forms import PlainForm
+    from statestore.model.arrow_columns import PlainForm
 
     return PlainForm(kind, serialize, deserialize)
 

@@ -1,7 +1,7 @@
 """The long activities of an application that go on, and those that ended without a word.
 
 Restores, exports, audits, relocations, clones, migrations and upgrades tell of themselves
-(layout/activities.py). The catch-up of a run is added up from what its stream tasks report.
+(layout/activity_files.py). The catch-up of a run is added up from what its stream tasks report.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from statestore.errors import StateStoreError
-from statestore.layout.activities import (
+from statestore.layout.activity_files import (
     RESTORE,
     SILENT_MS,
     Activities,
@@ -27,7 +27,7 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import read_owner
 from statestore.model.ids import TaskId
 from statestore.operations.environment import Environment
-from statestore.tasks.progress import TaskProgress, read_progress
+from statestore.tasks.progress_file import TaskProgress, read_progress
 
 _WORTH_S: Final = 5.0
 """A run that catches up in less is as good as caught up."""

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from statestore.errors import Misuse, UnknownStore
 from statestore.model.batch import in_lots
 from statestore.model.ids import TaskId, TopicPartition
+from statestore.operations.audits.both_sides import AuditRows, Subject
 from statestore.operations.audits.perform import log_side
-from statestore.operations.audits.rows import AuditRows, Subject
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
 from statestore.operations.looking.at_rest import StoresAtRest, open_reader

@@ -16,7 +16,7 @@ from statestore.model.modes import IsolationLevel, Span, Time
 from statestore.model.records import Serde
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
 from statestore.operations.looking.at_rest import HeldFiles, StoresAtRest, open_reader
-from statestore.operations.looking.snapshots import Snapshots
+from statestore.operations.looking.task_snapshots import Snapshots
 from statestore.operations.pipelines import serdes_of
 from statestore.operations.running.continuous import serve_run
 from statestore.operations.running.run import Run, RunSummary

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from statestore.errors import Misuse
-from statestore.model.arrow_forms import Rows, pylist
+from statestore.model.arrow_columns import Rows, pylist
 from statestore.serdes.value_types import name_of
 
 # What Arrow takes as it is.

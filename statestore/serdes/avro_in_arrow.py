@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 from fastavro.read import LOGICAL_READERS
 
-from statestore.model.arrow_forms import PlainForm
+from statestore.model.arrow_columns import PlainForm
 from statestore.serdes.arrow_forms import no_form
 
 _PRIMITIVES: dict[str, pa.DataType] = {

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from statestore import __version__
 from statestore.errors import Misuse
-from statestore.serving.answers import ARROW, Problem, RowsAnswer
+from statestore.serving.documents import ARROW, Problem, RowsAnswer
 from statestore.serving.gate import PROBLEM
 
 Q = TypeVar("Q", bound=msgspec.Struct)

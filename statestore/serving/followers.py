@@ -23,9 +23,9 @@ from statestore.layout.owners import Owner, read_owner
 from statestore.model.ids import TaskId
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
-from statestore.operations.looking.snapshots import Snapshots
+from statestore.operations.looking.task_snapshots import Snapshots
 from statestore.serving.replicas import Replica
-from statestore.tasks.progress import read_progress
+from statestore.tasks.progress_file import read_progress
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.002

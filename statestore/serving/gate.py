@@ -21,7 +21,7 @@ from statestore.errors import (
     UnknownStore,
 )
 from statestore.serving.access import Tokens
-from statestore.serving.answers import Problem
+from statestore.serving.documents import Problem
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

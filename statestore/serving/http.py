@@ -23,9 +23,9 @@ from starlette.routing import Route
 
 from statestore.errors import Misuse, NotUpToBound, StateStoreError, Unavailable
 from statestore.model.ids import TopicPartition
-from statestore.serving import questions
+from statestore.serving import requests
 from statestore.serving.access import ServeLimits, Tokens
-from statestore.serving.answers import ARROW, RowAnswer, StoresAnswer, TasksAnswer, arrow_chunks
+from statestore.serving.documents import ARROW, RowAnswer, StoresAnswer, TasksAnswer, arrow_chunks
 from statestore.serving.encoding import Encoding, to_json
 from statestore.serving.endpoints import Endpoint, document
 from statestore.serving.gate import PROBLEM, App, ServingGate, headers_of, problem_of
@@ -74,11 +74,11 @@ class _Face:
                 f"no answer within {timeout_s:g} s: ask for less, or later"
             ) from error
 
-    async def wait(self, store: str, asked: questions.Question) -> None:
+    async def wait(self, store: str, asked: requests.Question) -> None:
         """Wait until records are processed; NotUpToBound if that takes too long."""
         if not asked.min_position:
             return
-        wait_ms = min(max(asked.wait_ms, 0), questions.WAIT_MAX_MS)
+        wait_ms = min(max(asked.wait_ms, 0), requests.WAIT_MAX_MS)
         bound = self._service.bound(store, _position(asked.min_position))
         clock = asyncio.get_running_loop().time
         deadline_s, pause_s = clock() + wait_ms / 1000, _LOOK_S
@@ -101,14 +101,14 @@ class _Face:
         found = await self.asked(self._service.tasks)
         return _json(to_json(TasksAnswer(application_id=self._application_id, tasks=found)))
 
-    async def rows(self, question: questions.Question, request: Request, store: str) -> Response:
+    async def rows(self, question: requests.Question, request: Request, store: str) -> Response:
         """Wait for `min_position`, and then answer in a thread, or with a stream of Arrow."""
         await self.wait(store, question)
-        if isinstance(question, questions.KeysQuery) and ARROW in request.headers.get("accept", ""):
+        if isinstance(question, requests.KeysQuery) and ARROW in request.headers.get("accept", ""):
             return await self._stream(question, store)
         return _json(await self.asked(partial(question.answer, self._service, store)))
 
-    async def _stream(self, question: questions.KeysQuery, store: str) -> Response:
+    async def _stream(self, question: requests.KeysQuery, store: str) -> Response:
         encoding = self._service.encoding(store, raw=question.raw)
         scan = partial(self._service.scan, store, question.wanted(encoding))
         if question.page_token is not None:
@@ -147,12 +147,12 @@ class _Face:
         return [
             Endpoint("/v1/stores", self.stores, answer=StoresAnswer),
             Endpoint("/v1/tasks", self.tasks, answer=TasksAnswer),
-            Endpoint(f"{one}/get", self.rows, questions.GetQuery, RowAnswer),
-            Endpoint(f"{one}/range", self.rows, questions.RangeQuery, streams=True),
-            Endpoint(f"{one}/history", self.rows, questions.HistoryQuery),
-            Endpoint(f"{one}/range-history", self.rows, questions.RangeHistoryQuery, streams=True),
-            Endpoint(f"{one}/windows", self.rows, questions.WindowsQuery),
-            Endpoint(f"{one}/get-many", self.get_many, method="POST", body=questions.ManyKeys),
+            Endpoint(f"{one}/get", self.rows, requests.GetQuery, RowAnswer),
+            Endpoint(f"{one}/range", self.rows, requests.RangeQuery, streams=True),
+            Endpoint(f"{one}/history", self.rows, requests.HistoryQuery),
+            Endpoint(f"{one}/range-history", self.rows, requests.RangeHistoryQuery, streams=True),
+            Endpoint(f"{one}/windows", self.rows, requests.WindowsQuery),
+            Endpoint(f"{one}/get-many", self.get_many, method="POST", body=requests.ManyKeys),
             Endpoint("/health", self.health, answer=None),
             Endpoint("/ready", self.ready, answer=None),
         ]
@@ -167,7 +167,7 @@ class _Face:
     def _let_go(self, size: int) -> None:
         self._bodies -= size
 
-    async def _body(self, request: Request, held: ExitStack) -> questions.ManyKeys:
+    async def _body(self, request: Request, held: ExitStack) -> requests.ManyKeys:
         """Read a body. Unavailable if it is not here in time."""
         data, timeout_s = bytearray(), self._limits.request_timeout_s
         try:
@@ -185,7 +185,7 @@ class _Face:
                 f"the body was not here within {timeout_s:g} s: send it again"
             ) from error
         try:
-            return msgspec.json.decode(data, type=questions.ManyKeys)
+            return msgspec.json.decode(data, type=requests.ManyKeys)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Misuse(f'body: {error}: send JSON such as {{"keys": ["a", "b"]}}') from error
 

@@ -24,7 +24,7 @@ from statestore.errors import (
 from statestore.layout.commit_feeds import FedCommit, FeedReader, StoreWrites
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.operations.environment import Databases
-from statestore.operations.looking.snapshots import Snapshot
+from statestore.operations.looking.task_snapshots import Snapshot
 from statestore.ports import Engine, Table
 from statestore.stores import offsets
 from statestore.stores.transaction import named_failure

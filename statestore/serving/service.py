@@ -28,13 +28,13 @@ from statestore.reading.questions import Range
 from statestore.reading.views import StoreView
 from statestore.serving.encoding import IN_BYTES, WAYS_OUT, Encoding
 from statestore.serving.followers import Followers, TaskState
-from statestore.serving.pages import RowPage, RowPages
+from statestore.serving.paging import RowPage, RowPages
 from statestore.serving.replicas import Replica, StorePosition
 from statestore.serving.values import RowsFound, RowStream, StoreAbout
 from statestore.stores.kinds.kind import AnyReader
 from statestore.stores.kinds.opening import reader_over
 from statestore.stores.reads import Entry, RowScan
-from statestore.tasks.progress import Sums, read_progress
+from statestore.tasks.progress_file import Sums, read_progress
 from statestore.topology.graph import Topology
 
 T = TypeVar("T")

@@ -41,15 +41,15 @@ from statestore.operations.audits.audit import (
     row_counts,
     unreadable,
 )
+from statestore.operations.audits.both_sides import Subject
 from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.perform import keep_audit, planned_audit
-from statestore.operations.audits.rows import Subject
 from statestore.operations.audits.writers import Writers
 from statestore.runtime import PARTITIONERS, Runtime
+from statestore.spark.audit_failures import failures_of
 from statestore.spark.audit_source import LOG, STORE, audit_frame
 from statestore.spark.comparison import compare
 from statestore.spark.datasource import TransactionalStore
-from statestore.spark.failures import failures_of
 from statestore.spark.program import run_program
 from statestore.spark.session import spark_session
 

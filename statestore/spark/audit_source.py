@@ -15,13 +15,13 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from statestore.commands.arguments import StateArguments
 from statestore.errors import ExportDamaged, TaskCorrupted
-from statestore.layout.activities import Unit
+from statestore.layout.activity_files import Unit
 from statestore.model.batch import in_lots
 from statestore.operations.activities import activities_in
 from statestore.operations.audits.audit import KeyTexts
+from statestore.operations.audits.both_sides import AuditRows, Subject, placing_keys
 from statestore.operations.audits.checks import Fault
 from statestore.operations.audits.perform import log_side, store_side
-from statestore.operations.audits.rows import AuditRows, Subject, placing_keys
 from statestore.operations.audits.writers import Writers
 from statestore.runtime import PARTITIONERS, Runtime
 

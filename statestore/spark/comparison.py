@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own way to write it
 
 from statestore.operations.audits.audit import RowFinding, judge
-from statestore.operations.audits.rows import AuditRow, Subject
+from statestore.operations.audits.both_sides import AuditRow, Subject
 
 _SHORT = 32
 """Values of up to this many bytes are shown whole, longer ones as their SHA-256."""

@@ -15,7 +15,7 @@ import click
 
 from statestore.cli import set_up_logging
 from statestore.spark.program import run_program
-from statestore.testing.drills.command import drill_options, run_drill
+from statestore.testing.drills.drill_command import drill_options, run_drill
 
 _PROCESS = Path(__file__).resolve().with_name("process.py")
 _SUBMIT = Path(sys.executable).with_name("spark-submit")

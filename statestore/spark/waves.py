@@ -21,7 +21,7 @@ from statestore.faults import VARIABLE
 from statestore.operations.running.run import PlannedTask, Run, RunSummary
 from statestore.operations.running.runner import shares_of
 from statestore.spark.session import Slots, raise_first_error
-from statestore.spark.worker import REPORT_SCHEMA, PlanRow, serving
+from statestore.spark.spark_task import REPORT_SCHEMA, PlanRow, serving
 from statestore.tasks.plan import TaskReport
 
 _log = logging.getLogger("statestore.process")

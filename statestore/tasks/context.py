@@ -29,7 +29,7 @@ from statestore.stores.staged_table import StagedTable
 from statestore.stores.versioned.table import VersionedTable
 from statestore.tasks.announcer import Announcer, InputProgress
 from statestore.tasks.intake import InputBatch
-from statestore.tasks.left_out import LeftOutRecords
+from statestore.tasks.left_out_counts import LeftOutRecords
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.plan import NO_GLOBAL_STORES, GlobalStoresByName
 from statestore.tasks.poison import Poison

@@ -18,7 +18,7 @@ from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.kinds.kind import BuiltIn
 from statestore.stores.specs import StoreSpec
 from statestore.tasks.intake import Intake, Judge
-from statestore.tasks.left_out import dropped, stamped
+from statestore.tasks.left_out_counts import dropped, stamped
 from statestore.tasks.origins import Origins
 from statestore.tasks.time_plan import TimePlan
 from statestore.topology.sub_topologies import SubTopology

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from statestore.errors import Misuse, TaskCorrupted
 from statestore.faults import CrashPoint, reach
-from statestore.layout.activities import RESTORE, Activities, Progress, Unit
+from statestore.layout.activity_files import RESTORE, Activities, Progress, Unit
 from statestore.metrics import count_left_out
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.model.left_out import Cause, Counts, Fate

@@ -14,7 +14,7 @@ from statestore.errors import Misuse
 from statestore.ports import Clock
 from statestore.tasks.history import WorkHistory
 from statestore.tasks.plan import Standing, TaskReport
-from statestore.tasks.progress import ProgressFile
+from statestore.tasks.progress_file import ProgressFile
 from statestore.tasks.task import StreamTask
 
 _POLL_MS = 200

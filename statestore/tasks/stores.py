@@ -10,7 +10,7 @@ from pathlib import Path
 
 from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted, log_left
 from statestore.layout import files
-from statestore.layout.activities import Activities
+from statestore.layout.activity_files import Activities
 from statestore.layout.folders import (
     Quarantined,
     StateLayout,

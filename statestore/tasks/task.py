@@ -37,7 +37,7 @@ from statestore.tasks.attempt import Attempt, RetryBudget
 from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
 from statestore.tasks.event_time import EventTime
-from statestore.tasks.left_out import LeftOutRecords
+from statestore.tasks.left_out_counts import LeftOutRecords
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare, TaskMemory
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.ownership import Ownership

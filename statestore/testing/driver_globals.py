@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from statestore.model.ids import TopicPartition
-from statestore.operations.start.lookups import BYTES_MAX, rows_of
+from statestore.operations.start.lookup_files import BYTES_MAX, rows_of
 from statestore.ports import Changelog, Replayed
 from statestore.stores.global_store import GlobalKeyValueStore
 from statestore.stores.kinds.kind import BuiltIn

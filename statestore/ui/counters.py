@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from statestore.model.left_out import LeftOut
 from statestore.model.texts import number_text
-from statestore.operations.status.left_out import LeftOutStatus
+from statestore.operations.status.left_out_sums import LeftOutStatus
 from statestore.operations.status.status import Status
 from statestore.ui.answers import Level
 

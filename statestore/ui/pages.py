@@ -13,7 +13,7 @@ from statestore.model.texts import number_text, size_text, span_text, stores_tex
 from statestore.operations.deployed import Deployed
 from statestore.operations.exports.manifest import made_after
 from statestore.operations.looking.at_rest import GlobalFiles, StoreFiles
-from statestore.operations.status.left_out import left_out_rows
+from statestore.operations.status.left_out_sums import left_out_rows
 from statestore.operations.status.status import State, Status
 from statestore.ui.answers import Level, answers_of, level_of
 from statestore.ui.browser import Browsed, Question
@@ -23,7 +23,7 @@ from statestore.ui.drawn import charts_json, graph_of, lag_told_of, told_of
 from statestore.ui.paths import address_of, topics_address_of
 from statestore.ui.polling import Details, LastPoll, Poller, PollResult
 from statestore.ui.timeline import Span
-from statestore.ui.topics import COUNTS, TopicQuestion, look_into
+from statestore.ui.topic_records import COUNTS, TopicQuestion, look_into
 
 ON_A_PAGE: Final = 25
 TASKS_ON_A_PAGE: Final = 50

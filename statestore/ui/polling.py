@@ -32,7 +32,7 @@ from statestore.runtime import Runtime
 from statestore.settings import Settings, expand
 from statestore.tasks.history import read_history
 from statestore.ui.timeline import Day, day_of
-from statestore.ui.topics import Role, topics_of
+from statestore.ui.topic_records import Role, topics_of
 
 _log = logging.getLogger(__name__)
 _EVERY_MS: Final = 5_000

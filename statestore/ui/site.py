@@ -22,7 +22,7 @@ from statestore.ui import paths
 from statestore.ui.browser import Question
 from statestore.ui.pages import Pages
 from statestore.ui.polling import Poller, applications_of, pipelines_of
-from statestore.ui.topics import TopicQuestion
+from statestore.ui.topic_records import TopicQuestion
 
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "

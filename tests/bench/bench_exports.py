@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 import statestore as ss
 from statestore.operations.exports.create import create_export
-from statestore.operations.exports.restore import restore_export
+from statestore.operations.exports.restore_export import restore_export
 from statestore.runtime import Runtime
 from statestore.testing.local_kafka import LocalKafka
 from tests.bench.harness import Bench, scratch

@@ -5,7 +5,7 @@ from typing import Any
 
 import statestore as ss
 from statestore import serdes
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 
 INPUT_VARIABLE = "BENCH_INPUT"
 OUTPUT_VARIABLE = "BENCH_OUTPUT"

@@ -11,7 +11,7 @@ from statestore.operations.deployed import describe_deployment, publish_deployed
 from statestore.operations.exports.catalog import LATEST, Exports, FetchedStore
 from statestore.operations.exports.create import ExportReport, create_export
 from statestore.operations.exports.manifest import StoreOfTask
-from statestore.operations.exports.restore import Choice, LogState, Restore, RestoreReport
+from statestore.operations.exports.restore_export import Choice, LogState, Restore, RestoreReport
 from statestore.ports import Bounds, Target
 from statestore.runtime import Runtime, SystemClock
 from statestore.runtime.databases import RocksDatabases

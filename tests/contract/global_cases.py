@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import statestore as ss
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 from tests.contract.operator_tables import Case, collection
 
 CASES, case = collection()

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from statestore.layout.activities import FOLDER, Activities, SeenActivity
+from statestore.layout.activity_files import FOLDER, Activities, SeenActivity
 from statestore.model.ids import TopicPartition
 from statestore.operations.activities import activities_in
 from statestore.operations.audits.perform import audit
 from statestore.operations.exports.create import create_export
-from statestore.operations.exports.restore import Restore
+from statestore.operations.exports.restore_export import Restore
 from statestore.operations.rewriting.migrate import migrate
 from statestore.operations.rewriting.upgrade import upgrade_to_versioned
 from statestore.operations.status.status import State, Status, read_status

@@ -29,7 +29,7 @@ from statestore.errors import (
     Unavailable,
 )
 from statestore.faults import VARIABLE, CrashPoint
-from statestore.layout.activities import NoProgress
+from statestore.layout.activity_files import NoProgress
 from statestore.operations.exports.catalog import Retention, sha256_of
 from statestore.operations.exports.leases import LEASE_MS
 from statestore.operations.exports.manifest import ExportManifest

@@ -18,7 +18,7 @@ from statestore.commands.arguments import (
     parse_state_arguments,
 )
 from statestore.errors import Misuse, StateStoreError, TargetNotShared
-from statestore.layout.activities import NoProgress
+from statestore.layout.activity_files import NoProgress
 from statestore.operations.exports import create
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.create import Export, Part

@@ -22,7 +22,7 @@ from statestore.errors import (
     UnknownStore,
 )
 from statestore.faults import CrashPoint
-from statestore.layout.activities import NoProgress
+from statestore.layout.activity_files import NoProgress
 from statestore.operations.deployed import describe_deployment, publish_deployed
 from statestore.operations.exports.catalog import Retention, find_exported
 from statestore.operations.exports.create import ExportReport

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from statestore.cli import cli
 from statestore.errors import StateStoreError
-from statestore.layout.activities import NoProgress
+from statestore.layout.activity_files import NoProgress
 from statestore.operations.exports.catalog import Retention
 from statestore.targets import FsspecTarget
 from tests.contract.export_rig import ExportRig

@@ -15,7 +15,7 @@ from statestore.errors import ExportDamaged, ExportTooOld, Locked, Misuse
 from statestore.faults import CrashPoint
 from statestore.layout import owners
 from statestore.operations.deployed import publish_deployed, read_deployed
-from statestore.operations.exports.restore import Restore
+from statestore.operations.exports.restore_export import Restore
 from statestore.ports import Bounds
 from tests.builders import ManualClock
 from tests.contract.export_rig import WEEK_MS, ExportRig

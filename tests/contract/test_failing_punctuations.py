@@ -13,7 +13,7 @@ from statestore.model.modes import PunctuationType
 from statestore.model.records import Record
 from statestore.ports import TopicSpec
 from statestore.testing.driver import TopologyTestDriver
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 from tests.contract.task_rig import APPLICATION, TaskRig
 
 STREAM, WALL = PunctuationType.STREAM_TIME, PunctuationType.WALL_CLOCK_TIME

@@ -16,7 +16,7 @@ from statestore.operations.status.status import read_status
 from statestore.stores.reads import Pair, RowScan
 from statestore.stores.staged_table import StagedTable
 from statestore.tasks.plan import Standing, TaskReport
-from statestore.tasks.progress import ProgressFile, read_progress
+from statestore.tasks.progress_file import ProgressFile, read_progress
 from tests.contract.task_rig import TASK, TaskRig, rows_of
 from tests.unit.poison_rig import GUARANTEES
 

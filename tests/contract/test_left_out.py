@@ -36,9 +36,9 @@ from statestore.runtime import Runtime
 from statestore.serving.prometheus import RunCollector, metrics_port
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.history import WorkHistory
-from statestore.tasks.left_out import STAMP_MAX_BYTES, stamped
+from statestore.tasks.left_out_counts import STAMP_MAX_BYTES, stamped
 from statestore.tasks.plan import Tally, TaskReport
-from statestore.tasks.progress import KeptSums, ProgressFile, Sums
+from statestore.tasks.progress_file import KeptSums, ProgressFile, Sums
 from statestore.tasks.slot import Ending, Served
 from statestore.testing.memory_broker import MemoryBroker
 from tests.builders import DEADLINE_S, ManualClock

@@ -36,8 +36,8 @@ from statestore.operations.running.runner import (
     serve_planned,
     start_run,
 )
-from statestore.operations.start import lookups
-from statestore.operations.start.global_tables import GlobalTables
+from statestore.operations.start import lookup_files
+from statestore.operations.start.global_stores import GlobalTables
 from statestore.operations.status.status import read_status
 from statestore.targets import FsspecTarget
 from statestore.testing import TopologyTestDriver
@@ -337,7 +337,7 @@ def test_a_missing_file_a_folder_and_a_large_file_are_refusals(
         world.run(joined(file.parent, file_format="csv"))
     with pytest.raises(Misuse, match="cannot be used as the file of a lookup"):
         world.run(joined("nothing://x/a.csv"))
-    monkeypatch.setattr(lookups, "BYTES_MAX", 5)
+    monkeypatch.setattr(lookup_files, "BYTES_MAX", 5)
     with pytest.raises(Misuse, match=r"more than the 5 that a lookup may have.*global_table"):
         world.run()
 

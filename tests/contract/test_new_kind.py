@@ -26,9 +26,9 @@ from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.perform import audit
 from statestore.operations.clones.clone import clone_export
 from statestore.operations.exports.create import create_export, create_export_for_clones
-from statestore.operations.exports.restore import restore_export
+from statestore.operations.exports.restore_export import restore_export
 from statestore.operations.relocation.apply import relocate
-from statestore.operations.relocation.plan import Choices
+from statestore.operations.relocation.relocation_plan import Choices
 from statestore.operations.running.run import RunRequest, RunSummary
 from statestore.operations.running.runner import serve_here, start_run
 from statestore.ports import TopicSpec

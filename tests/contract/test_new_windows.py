@@ -15,7 +15,7 @@ from statestore.stores.in_windows import START
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.aggregates.folds import Aggregation, Tell
-from statestore.topology.aggregates.streams import Keying, Placed, by_rows
+from statestore.topology.aggregates.stream_aggregates import Keying, Placed, by_rows
 from statestore.topology.failures import encoded
 from statestore.topology.graph import Topology
 from statestore.topology.nodes import NodeContext, Push

@@ -26,7 +26,7 @@ from statestore.operations.clones.clone import clone_export
 from statestore.operations.deployed import read_deployed
 from statestore.operations.exports.create import create_export_for_clones
 from statestore.operations.relocation.apply import relocate
-from statestore.operations.relocation.plan import Choices
+from statestore.operations.relocation.relocation_plan import Choices
 from statestore.operations.reset import ResetTo, reset
 from statestore.operations.running.create_topics import Partitions, create_topics
 from statestore.operations.running.run import PlannedTask, RunRequest, RunSummary

@@ -14,7 +14,7 @@ from statestore.errors import Misuse, RecordFailed
 from statestore.model.modes import PunctuationType
 from statestore.model.records import Record
 from statestore.testing.driver import TopologyTestDriver
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 from statestore.topology.punctuation import Punctuation
 from tests.builders import table_rows
 from tests.contract.task_rig import TaskRig

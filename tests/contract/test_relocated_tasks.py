@@ -8,7 +8,7 @@ import pytest
 import statestore as ss
 from statestore.layout.files import read_checkpoint
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.looking.snapshots import Snapshot, Snapshots
+from statestore.operations.looking.task_snapshots import Snapshot, Snapshots
 from statestore.operations.running.run import Run, RunRequest
 from statestore.runtime.databases import RocksDatabases
 from statestore.stores.keyvalue import TABLE

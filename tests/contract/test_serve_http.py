@@ -19,9 +19,9 @@ from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import describe_deployment, publish_deployed
-from statestore.serving import pages
+from statestore.serving import paging
 from statestore.serving.access import Listening, ServeLimits, Tokens
-from statestore.serving.answers import ARROW
+from statestore.serving.documents import ARROW
 from statestore.tasks.task import StreamTask
 from statestore.topology.nodes import TopicName
 from tests.builders import DEADLINE_S, eventually
@@ -579,7 +579,7 @@ def test_tokens_are_read_from_a_file_or_the_environment_and_never_shown(
 def test_a_page_ends_before_its_limit_if_its_rows_are_large(
     rig: TaskRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "_PAGE_MAX_BYTES", 10)
+    monkeypatch.setattr(paging, "_PAGE_MAX_BYTES", 10)
     filled(rig)
     rig.end()
     with serving(rig.runtime) as server:

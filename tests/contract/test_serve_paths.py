@@ -8,7 +8,7 @@ import httpx
 import jsonschema
 import pytest
 
-from statestore.serving.answers import ARROW
+from statestore.serving.documents import ARROW
 from tests.builders import eventually
 from tests.contract.task_rig import TaskRig
 from tests.contract.test_serve_http import TOKEN, filled, pipeline

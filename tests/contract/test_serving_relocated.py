@@ -19,7 +19,7 @@ from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import describe_deployment, publish_deployed
 from statestore.operations.relocation.apply import relocate
-from statestore.operations.relocation.plan import Choices
+from statestore.operations.relocation.relocation_plan import Choices
 from statestore.reading.questions import Range
 from statestore.runtime import Runtime
 from statestore.serving.service import StateService

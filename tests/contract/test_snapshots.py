@@ -23,7 +23,7 @@ from statestore.errors import (
 from statestore.layout.owners import read_owner
 from statestore.layout.snapshots import TaskSnapshots, new_id
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.looking.snapshots import Snapshot, Snapshots
+from statestore.operations.looking.task_snapshots import Snapshot, Snapshots
 from statestore.runtime.databases import RocksDatabases
 from statestore.tasks.task import StreamTask
 from tests.builders import DEADLINE_S, eventually

@@ -14,7 +14,7 @@ from statestore.model.ids import TaskId
 from statestore.operations.deployed import read_deployed
 from statestore.operations.looking.at_rest import StoresAtRest
 from statestore.operations.relocation.apply import relocate
-from statestore.operations.relocation.plan import Choices
+from statestore.operations.relocation.relocation_plan import Choices
 from statestore.operations.running.run import Run, RunRequest
 from tests.contract.source_logs import IN, REUSE, commit, entered, topology
 from tests.contract.task_rig import APPLICATION, TaskRig, rows_of

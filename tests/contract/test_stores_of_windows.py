@@ -25,7 +25,7 @@ from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Record, Windowed
 from statestore.model.texts import time_text
 from statestore.operations.deployed import describe_deployment
-from statestore.operations.relocation.plan import Disk, placement, plan_relocation
+from statestore.operations.relocation.relocation_plan import Disk, placement, plan_relocation
 from statestore.reading.views import StoreView
 from statestore.stores.in_windows import TIME_ROW, UNLOGGED
 from statestore.testing.driver import TopologyTestDriver

@@ -17,9 +17,9 @@ from statestore.errors import Locked
 from statestore.layout.folders import StateLayout
 from statestore.operations.clones.clone import clone_export, drop_clone
 from statestore.operations.exports.create import create_export, create_export_for_clones
-from statestore.operations.exports.restore import Choice, restore_export
+from statestore.operations.exports.restore_export import Choice, restore_export
 from statestore.operations.relocation.apply import relocate
-from statestore.operations.relocation.plan import Choices
+from statestore.operations.relocation.relocation_plan import Choices
 from statestore.operations.reset import ResetTo, reset
 from statestore.operations.rewriting.upgrade import upgrade_to_versioned
 from statestore.runtime import Runtime

@@ -19,13 +19,13 @@ from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import KeyAtTime, Record
-from statestore.operations.audits.rows import placing_keys
+from statestore.operations.audits.both_sides import placing_keys
 from statestore.operations.deployed import describe_deployment
 from statestore.serdes import composed
 from statestore.spark.datasource import TransactionalStore
 from statestore.stores.specs import KeyValueSpec
 from statestore.testing import TopologyTestDriver
-from statestore.topology.joins import streams as stream_joins
+from statestore.topology.joins import stream_joins
 from tests.contract.task_rig import TaskRig
 from tests.contract.test_stores_at_rest import Shop
 from tests.stateful.random_programs import STREAM_JOIN_STEPS

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from statestore.errors import ExportDamaged, HostFailure, Misuse, Unavailable
-from statestore.layout.activities import NoProgress
+from statestore.layout.activity_files import NoProgress
 from statestore.operations.exports.catalog import SMALL, Retention, sha256_of
 from statestore.targets import FsspecTarget
 from tests.builders import child

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 import statestore as ss
 from statestore import serdes
-from statestore.layout.activities import Activities, ActivityNote, Unit
+from statestore.layout.activity_files import Activities, ActivityNote, Unit
 from statestore.layout.audits import AuditRecord, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner

@@ -16,9 +16,9 @@ from statestore.operations.exports.create import create_export_for_clones
 from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime
 from statestore.settings import Settings
-from statestore.testing.drills import drill as drilling
-from statestore.testing.drills.drill import CloneFrom, drill
-from statestore.testing.drills.plan import DrillReport, Outcome
+from statestore.testing.drills import cluster as drilling
+from statestore.testing.drills.cluster import CloneFrom, drill
+from statestore.testing.drills.drill_plan import DrillReport, Outcome
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S, ROOT
 from tests.crash.kill_harness import STATESTORE, Rig

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from statestore.faults import VARIABLE, CrashPoint
-from statestore.layout.activities import NoProgress
+from statestore.layout.activity_files import NoProgress
 from statestore.operations.exports.catalog import Exports, FetchedStore, Retention
 from statestore.operations.exports.leases import LEASE_MS
 from statestore.runtime import SystemClock

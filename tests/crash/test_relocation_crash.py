@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from statestore import faults
 from statestore.faults import CrashPoint
 from statestore.model.ids import TaskId
-from statestore.operations.relocation.plan import Choices
+from statestore.operations.relocation.relocation_plan import Choices
 from tests.relocation_rig import (
     Died,
     Rig,

@@ -12,7 +12,7 @@ from statestore.errors import Unavailable
 from statestore.faults import VARIABLE
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId
-from statestore.operations.looking.snapshots import Snapshots
+from statestore.operations.looking.task_snapshots import Snapshots
 from statestore.runtime import Runtime
 from statestore.runtime.databases import RocksDatabases
 from statestore.testing.local_kafka import LocalKafka

@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
 import statestore as ss
-from statestore.layout.activities import NoProgress
+from statestore.layout.activity_files import NoProgress
 from statestore.operations.exports.catalog import Exports
 from statestore.runtime import SystemClock
 from statestore.targets import FsspecTarget

@@ -10,8 +10,8 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 from jinja2 import Environment
 
-from statestore.airflow.command import StateStoreCommandOperator
-from statestore.testing.drills.command import drill_command
+from statestore.airflow.command_operator import StateStoreCommandOperator
+from statestore.testing.drills.drill_command import drill_command
 from tests.dags.project_rig import ROOT, Project, params_of
 
 pytestmark = pytest.mark.airflow

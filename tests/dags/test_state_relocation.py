@@ -11,7 +11,7 @@ from airflow.sdk.definitions.param import Param
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
 import statestore as ss
-from statestore.airflow.command import StateStoreCommandOperator
+from statestore.airflow.command_operator import StateStoreCommandOperator
 from statestore.airflow.retries import RetryLater
 from statestore.airflow.waiting import NoRunSensor, SwitchedOnSensor
 from statestore.layout import owners

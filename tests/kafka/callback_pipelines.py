@@ -5,7 +5,7 @@ from typing import Any
 
 import statestore as ss
 from statestore.model.modes import PunctuationType
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 from tests.kafka.run_pipelines import builder, prefix
 
 LEAVES_AT = 13

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import statestore as ss
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 from tests.kafka.run_pipelines import builder, prefix
 
 # Above what the test's topic takes, below what the client takes.

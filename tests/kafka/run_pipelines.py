@@ -13,7 +13,7 @@ import statestore as ss
 from statestore import serdes
 from statestore.model.modes import PunctuationType
 from statestore.topology.nodes import OperatorNode, Push
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 from tests.contract.user_stores import UserStore, supplier
 
 PREFIX_VARIABLE = "RUN_TOPICS"

@@ -10,7 +10,7 @@ import statestore as ss
 from statestore.errors import ExportTooOld
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.create import create_export
-from statestore.operations.exports.restore import Choice, LogState, Restore, restore_export
+from statestore.operations.exports.restore_export import Choice, LogState, Restore, restore_export
 from statestore.runtime import Runtime
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import eventually

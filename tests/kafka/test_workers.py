@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import statestore as ss
 from statestore.errors import Misuse
 from statestore.layout.owners import read_owner
-from statestore.tasks.progress import read_progress
+from statestore.tasks.progress_file import read_progress
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import ROOT, eventually
 from tests.kafka import run_pipelines as pipelines

@@ -9,7 +9,7 @@ in ─┬ pass ─────────────────────�
 
 import statestore as ss
 from statestore import serdes
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 
 KEYS = 6
 USERS = 4

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import statestore as ss
-from statestore.layout.activities import NoProgress
+from statestore.layout.activity_files import NoProgress
 from statestore.operations.exports.catalog import Exports
 from statestore.runtime import Runtime
 from statestore.testing.local_kafka import LocalKafka

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.layout.activities import NoProgress
+from statestore.layout.activity_files import NoProgress
 from statestore.operations.exports.catalog import Exports
 from statestore.runtime import Runtime
 from statestore.runtime.databases import RocksDatabases

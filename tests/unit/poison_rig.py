@@ -11,7 +11,7 @@ from statestore.testing import TopologyTestDriver
 from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.dsl.streams import KStream
 from statestore.topology.graph import Topology
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 from statestore.topology.windows.hopping import TumblingWindows
 
 POISON = "poison"

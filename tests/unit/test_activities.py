@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from statestore.commands.progress import RunProgress
-from statestore.layout import activities as module
-from statestore.layout.activities import (
+from statestore.layout import activity_files as module
+from statestore.layout.activity_files import (
     FOLDER,
     Activities,
     ActivityNote,
@@ -23,7 +23,7 @@ from statestore.layout.activities import (
 from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.operations.activities import activities_of, catch_up_of
-from statestore.tasks.progress import TaskProgress
+from statestore.tasks.progress_file import TaskProgress
 from tests.builders import ManualClock
 
 
@@ -100,7 +100,7 @@ def test_it_ends_with_an_error_and_where_nothing_can_be_written(tmp_path: Path) 
 DIES = """\
 import sys
 from pathlib import Path
-from statestore.layout.activities import Unit, Activities
+from statestore.layout.activity_files import Unit, Activities
 from statestore.runtime import SystemClock
 with Activities(Path(sys.argv[1]), SystemClock()).underway("export", Unit.BYTES) as told:
     told.expect(10)

@@ -12,7 +12,7 @@ from statestore.model.batch import Column
 from statestore.model.records import Serde
 from statestore.stores.specs import KeyValueSpec, in_memory_key_value_store
 from statestore.topology.aggregates.folds import COUNTED, Aggregation, Fold, reduced
-from statestore.topology.aggregates.streams import by_key
+from statestore.topology.aggregates.stream_aggregates import by_key
 from statestore.topology.failures import NodeFailed
 from statestore.topology.nodes import SendOldValues
 from statestore.topology.tables import from_streams

@@ -18,8 +18,14 @@ from statestore.operations.audits.audit import (
     require_pass,
     verdict_of,
 )
+from statestore.operations.audits.both_sides import (
+    AuditRow,
+    AuditRows,
+    ReplayedLog,
+    Subject,
+    replay_log,
+)
 from statestore.operations.audits.checks import AuditCheck
-from statestore.operations.audits.rows import AuditRow, AuditRows, ReplayedLog, Subject, replay_log
 from statestore.runtime import PARTITIONERS
 from statestore.stores.logged import versions
 from statestore.stores.migration import MARK

@@ -12,7 +12,7 @@ from statestore.layout.audits import (
     AuditRecord,
     AuditVerdict,
 )
-from statestore.operations.audits.report import ROWS_MAX, audit_page
+from statestore.operations.audits.report_page import ROWS_MAX, audit_page
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -13,7 +13,7 @@ from statestore.settings import Settings
 from statestore.stores.specs import KeyValueSpec
 from statestore.tasks.announcer import Announcer
 from statestore.tasks.context import TaskContext
-from statestore.tasks.left_out import LeftOutRecords
+from statestore.tasks.left_out_counts import LeftOutRecords
 from statestore.tasks.owned import OpenStore
 from statestore.tasks.poison import Poison
 from statestore.tasks.store_log import OwnChangelog
@@ -23,7 +23,7 @@ from statestore.testing.memory_broker import MemoryBroker
 from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.failures import NodeFailed
 from statestore.topology.nodes import HeldBack
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 from tests.builders import ManualClock, batch, memory_store
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from statestore.cli import cli
 from statestore.errors import DrillFailed, Misuse, NotDrilled
-from statestore.testing.drills.plan import (
+from statestore.testing.drills.drill_plan import (
     DRILLED,
     Drilled,
     DrillReport,

@@ -18,7 +18,7 @@ from statestore.errors import (
 )
 from statestore.kafka.clients import Trouble, admin_client, consumer, producer, unanswered
 from statestore.kafka.cluster import judge_protocol
-from statestore.kafka.errors import translated
+from statestore.kafka.error_codes import translated
 from statestore.kafka.partitioner import (
     crc32_partition,
     crc32_partitions,

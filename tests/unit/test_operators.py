@@ -23,7 +23,7 @@ from statestore.topology import operators as ops
 from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.failures import NodeFailed, Stage
 from statestore.topology.nodes import Build
-from statestore.topology.processors.process import ProcessorContext, processed
+from statestore.topology.processors.user_processors import ProcessorContext, processed
 from tests.builders import NodeBench, batch, triples
 
 ROWS = [("a", "1", 10), (None, "2", 20), ("c", None, 30), ("a", "4", 40)]

@@ -9,7 +9,7 @@ from statestore.model.records import Record
 from statestore.testing import TopologyTestDriver
 from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.graph import Topology
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 
 BATCH = 64
 

@@ -11,7 +11,7 @@ from statestore.model.modes import PunctuationType
 from statestore.model.records import Record
 from statestore.settings import Settings
 from statestore.testing import TopologyTestDriver
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 from tests.unit.poison_rig import (
     POISON,
     SEEN,

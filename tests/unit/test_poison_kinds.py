@@ -13,7 +13,7 @@ from statestore.stores.specs import persistent_key_value_store
 from statestore.testing import TopologyTestDriver
 from statestore.topology.dsl.streams import KStream
 from statestore.topology.graph import Topology
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 from tests.unit.poison_rig import (
     BAD_TEXT,
     GUARANTEES,

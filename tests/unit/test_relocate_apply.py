@@ -13,7 +13,7 @@ from statestore.layout import owners
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.relocation.apply import RelocationReport
 from statestore.operations.relocation.disk import journal_file
-from statestore.operations.relocation.plan import Choices
+from statestore.operations.relocation.relocation_plan import Choices
 from statestore.tasks.input_checkpoint import REFRESH_MS, InputCheckpoint
 from tests.builders import ManualClock
 from tests.relocation_rig import (

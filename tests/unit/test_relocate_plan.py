@@ -12,7 +12,7 @@ from statestore.errors import Misuse, TopologyMismatch
 from statestore.model.ids import TaskId
 from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.deployed import Deployed, DeployedPart, describe_deployment
-from statestore.operations.relocation.plan import (
+from statestore.operations.relocation.relocation_plan import (
     Choices,
     Copy,
     Disk,

@@ -6,7 +6,7 @@ import pytest
 
 from statestore.errors import Misuse
 from statestore.serving.endpoints import read_query
-from statestore.serving.questions import GetQuery, HistoryQuery, RangeHistoryQuery, RangeQuery
+from statestore.serving.requests import GetQuery, HistoryQuery, RangeHistoryQuery, RangeQuery
 
 TRUE = ("true", "TRUE", "tRuE", "t", "T", "1", "yes", "Y", "on", "ON")
 FALSE = ("false", "False", "f", "F", "0", "no", "n", "off", "OFF")

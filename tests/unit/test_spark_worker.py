@@ -11,7 +11,7 @@ import statestore as ss
 from statestore.commands.arguments import RunArguments
 from statestore.errors import Misuse
 from statestore.operations.running.run import PlannedTask
-from statestore.spark.worker import PlanRow, serving
+from statestore.spark.spark_task import PlanRow, serving
 
 
 def test_a_worker_with_another_version_of_statestore_names_both() -> None:

@@ -21,7 +21,7 @@ from statestore.operations.deployed import Deployed, DeployedStore
 from statestore.operations.exports.manifest import ExportManifest, encode_manifest, new_export_id
 from statestore.operations.status.status import State, Status, state_of
 from statestore.tasks.plan import Standing, TaskReport
-from statestore.tasks.progress import ProgressFile, TaskProgress, read_progress
+from statestore.tasks.progress_file import ProgressFile, TaskProgress, read_progress
 from tests.builders import ManualClock
 from tests.status_rig import reader_of
 

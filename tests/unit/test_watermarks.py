@@ -9,7 +9,7 @@ import pytest
 
 from statestore.model.time_marks import TimeMark
 from statestore.tasks.commit import CommitStamp, topic_digest
-from statestore.tasks.left_out import stamped
+from statestore.tasks.left_out_counts import stamped
 from statestore.tasks.plan import Tally
 from statestore.tasks.watermarks import Watermarks
 

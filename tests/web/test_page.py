@@ -12,7 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 
-from statestore.layout.activities import Activities, Unit
+from statestore.layout.activity_files import Activities, Unit
 from statestore.runtime import SystemClock
 from tests.builders import DEADLINE_S
 from tests.contract.test_ui_command import ui

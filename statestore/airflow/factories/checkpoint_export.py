@@ -5,8 +5,8 @@ from typing import Any, Unpack
 
 from airflow.sdk import DAG, AssetAny, Param, task, task_group
 
-from statestore.airflow.applications import SPAN, Application, ids_of
-from statestore.airflow.command import StateStoreCommandOperator
+from statestore.airflow.command_operator import StateStoreCommandOperator
+from statestore.airflow.dag_applications import SPAN, Application, ids_of
 from statestore.airflow.options import (
     DagOptions,
     applications_param,

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 from airflow.sdk import DAG, Param, TriggerRule, task
 
-from statestore.airflow.applications import Application
+from statestore.airflow.dag_applications import Application
 from statestore.airflow.operator import SUMMARY_KEY, StateStoreJobOperator
 from statestore.airflow.options import (
     DagOptions,

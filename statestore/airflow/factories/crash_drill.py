@@ -6,8 +6,8 @@ from typing import Any, Unpack
 from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import DAG, Param, task
 
-from statestore.airflow.applications import Application
-from statestore.airflow.command import StateStoreCommandOperator
+from statestore.airflow.command_operator import StateStoreCommandOperator
+from statestore.airflow.dag_applications import Application
 from statestore.airflow.options import (
     DagOptions,
     application_param,

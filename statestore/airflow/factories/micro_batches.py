@@ -4,7 +4,7 @@ from typing import Unpack
 
 from airflow.sdk import DAG, Param
 
-from statestore.airflow.applications import SPAN, Application
+from statestore.airflow.dag_applications import SPAN, Application
 from statestore.airflow.operator import StateStoreJobOperator
 from statestore.airflow.options import DagOptions, choose, open_dag, spark_arguments
 

@@ -7,8 +7,8 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, Param, task
 
-from statestore.airflow.applications import Application
-from statestore.airflow.command import StateStoreCommandOperator
+from statestore.airflow.command_operator import StateStoreCommandOperator
+from statestore.airflow.dag_applications import Application
 from statestore.airflow.options import (
     DagOptions,
     application_param,

@@ -4,7 +4,7 @@ from typing import Any, Unpack
 
 from airflow.sdk import DAG, Param, task
 
-from statestore.airflow.applications import SPAN, Application
+from statestore.airflow.dag_applications import SPAN, Application
 from statestore.airflow.options import (
     DagOptions,
     applications_param,

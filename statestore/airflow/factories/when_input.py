@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from airflow.sdk import DAG, TriggerRule
 
-from statestore.airflow.applications import SPAN, Application
+from statestore.airflow.dag_applications import SPAN, Application
 from statestore.airflow.input_trigger import POLL, KafkaLagSensor, PauseOperator
 from statestore.airflow.options import DagOptions, choose, open_dag
 from statestore.airflow.waiting import OneRunOperator, SwitchedOnSensor

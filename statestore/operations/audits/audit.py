@@ -23,14 +23,14 @@ from statestore.layout.audits import (
     AuditRecord,
     AuditVerdict,
 )
-from statestore.operations.audits.checks import AuditCheck, Fault
-from statestore.operations.audits.rows import (
+from statestore.operations.audits.both_sides import (
     AuditRow,
     AuditRows,
     ReplayedLog,
     Subject,
     placing_keys,
 )
+from statestore.operations.audits.checks import AuditCheck, Fault
 from statestore.operations.audits.writers import WrittenRows
 from statestore.operations.environment import Partitioner
 

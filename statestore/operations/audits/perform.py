@@ -6,15 +6,12 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from statestore.errors import TaskCorrupted
-from statestore.layout.activities import Progress, Unit
+from statestore.layout.activity_files import Progress, Unit
 from statestore.layout.audits import AuditedStore, AuditFailure, AuditRecord, Audits
 from statestore.operations.activities import activities_in
 from statestore.operations.audits.audit import StoreAudit, places_of, verdict_of
-from statestore.operations.audits.checks import AuditCheck, Fault
-from statestore.operations.audits.derived import derived_faults
-from statestore.operations.audits.plan import AuditPlan, plan_export, plan_live
-from statestore.operations.audits.report import audit_page
-from statestore.operations.audits.rows import (
+from statestore.operations.audits.audit_plan import AuditPlan, plan_export, plan_live
+from statestore.operations.audits.both_sides import (
     AuditRows,
     ReplayedLog,
     Subject,
@@ -22,6 +19,9 @@ from statestore.operations.audits.rows import (
     replay_log,
     stored_rows,
 )
+from statestore.operations.audits.checks import AuditCheck, Fault
+from statestore.operations.audits.derived import derived_faults
+from statestore.operations.audits.report_page import audit_page
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
 from statestore.operations.looking.at_rest import existing_application

@@ -23,7 +23,7 @@ import msgspec
 
 from statestore.errors import Misuse, TaskCorrupted, Unavailable
 from statestore.faults import CrashPoint, reach
-from statestore.layout.activities import Progress, Unit
+from statestore.layout.activity_files import Progress, Unit
 from statestore.layout.files import remove, sync_folder
 from statestore.model import time_marks
 from statestore.model.ids import Position, TaskId, TopicPartition

@@ -30,7 +30,7 @@ from statestore.errors import (
     UnknownStore,
 )
 from statestore.faults import CrashPoint, reach
-from statestore.layout.activities import NoProgress, Progress
+from statestore.layout.activity_files import NoProgress, Progress
 from statestore.layout.snapshots import StoreOffsets
 from statestore.operations.environment import Environment
 from statestore.operations.exports import manifest as manifests

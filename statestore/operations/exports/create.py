@@ -28,7 +28,7 @@ import msgspec
 from statestore.errors import HostFailure, Misuse, TaskCorrupted, Unavailable
 from statestore.faults import CrashPoint, reach
 from statestore.layout import documents, owners
-from statestore.layout.activities import Progress, Unit
+from statestore.layout.activity_files import Progress, Unit
 from statestore.layout.documents import Count, FileName, Sha256, Text
 from statestore.layout.files import publish, read_whole
 from statestore.layout.snapshots import Manifest, StoreOffsets
@@ -48,7 +48,7 @@ from statestore.operations.exports.manifest import (
     LogCut,
 )
 from statestore.operations.looking.at_rest import existing_application
-from statestore.operations.looking.snapshots import Snapshot, Snapshots
+from statestore.operations.looking.task_snapshots import Snapshot, Snapshots
 from statestore.operations.relocation.disk import journal_file
 from statestore.topology.graph import Topology
 

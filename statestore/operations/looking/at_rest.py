@@ -19,7 +19,7 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import DeployedGlobal, DeployedStore, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.looking.likely_partitions import likely_partitions
-from statestore.operations.looking.snapshots import Snapshot, Snapshots
+from statestore.operations.looking.task_snapshots import Snapshot, Snapshots
 from statestore.ports import Engine
 from statestore.stores import keyvalue, offsets
 from statestore.stores.file_source import FileSource

@@ -29,7 +29,7 @@ from statestore import metrics
 from statestore.errors import HostFailure, Misuse, TopologyMismatch
 from statestore.faults import CrashPoint, reach
 from statestore.layout import files, owners
-from statestore.layout.activities import Progress, Unit
+from statestore.layout.activity_files import Progress, Unit
 from statestore.layout.folders import QUARANTINE_RECORD, Quarantined, StateLayout
 from statestore.layout.open_stores import kept_closed
 from statestore.model.ids import TaskId, TopicPartition
@@ -55,7 +55,7 @@ from statestore.operations.relocation.disk import (
     look,
     read_journal,
 )
-from statestore.operations.relocation.plan import (
+from statestore.operations.relocation.relocation_plan import (
     Choices,
     Move,
     RelocationPlan,

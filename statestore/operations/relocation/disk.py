@@ -30,7 +30,13 @@ from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed
 from statestore.operations.looking.at_rest import size_of
-from statestore.operations.relocation.plan import Copy, Disk, Move, RelocationPlan, SetAside
+from statestore.operations.relocation.relocation_plan import (
+    Copy,
+    Disk,
+    Move,
+    RelocationPlan,
+    SetAside,
+)
 from statestore.topology.graph import Topology
 from statestore.topology.nodes import TopicName
 

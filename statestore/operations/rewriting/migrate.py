@@ -14,9 +14,9 @@ from contextlib import closing
 import msgspec
 
 from statestore.errors import Misuse, UnknownStore
-from statestore.layout.activities import Progress, Unit
+from statestore.layout.activity_files import Progress, Unit
 from statestore.operations.activities import activities_in
-from statestore.operations.audits.rows import facts_of, stored_rows
+from statestore.operations.audits.both_sides import facts_of, stored_rows
 from statestore.operations.deployed import publish_deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.looking.at_rest import StoresAtRest, existing_application

@@ -15,7 +15,7 @@ import msgspec
 
 from statestore.errors import Misuse, UnknownStore
 from statestore.faults import CrashPoint, reach
-from statestore.layout.activities import Progress, Unit
+from statestore.layout.activity_files import Progress, Unit
 from statestore.model.ids import TaskId
 from statestore.operations.activities import activities_in
 from statestore.operations.deployed import read_deployed

@@ -33,10 +33,10 @@ from statestore.model.left_out import Fate, LeftOut, LeftOutSums, warning_of
 from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.relocation.apply import Relocation, RelocationReport
-from statestore.operations.relocation.plan import RelocationPlan
+from statestore.operations.relocation.relocation_plan import RelocationPlan
 from statestore.operations.start.changelogs import Accepted, StartingPoint, check_source_topics
 from statestore.operations.start.first_offsets import commit_first_offsets
-from statestore.operations.start.global_tables import GlobalTables, Refresher
+from statestore.operations.start.global_stores import GlobalTables, Refresher
 from statestore.operations.start.matching import tell_of_matches
 from statestore.operations.start.topics import (
     check_hashes,

@@ -23,13 +23,13 @@ from statestore.operations.running.run import (
     StartPreview,
     check_shared,
 )
-from statestore.operations.start.global_tables import GlobalStores
+from statestore.operations.start.global_stores import GlobalStores
 from statestore.operations.start.matching import with_matches
 from statestore.tasks.history import WorkHistory
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare
 from statestore.tasks.origins import Origins
 from statestore.tasks.plan import GlobalStoresByName, Standing, TaskPlan, TaskReport
-from statestore.tasks.progress import ProgressFile
+from statestore.tasks.progress_file import ProgressFile
 from statestore.tasks.slot import FOREVER_MS, Ending, Served, Tell, serve
 from statestore.tasks.task import StreamTask
 from statestore.topology.graph import Topology

@@ -18,7 +18,7 @@ import msgspec
 
 from statestore.errors import StateStoreError
 from statestore.layout import owners
-from statestore.layout.activities import ActivityNote
+from statestore.layout.activity_files import ActivityNote
 from statestore.layout.audits import LIVE, Audits, AuditVerdict
 from statestore.layout.folders import StateLayout
 from statestore.layout.global_versions import GlobalVersion, GlobalVersions
@@ -46,8 +46,13 @@ from statestore.operations.status.lags import (
     totals_of,
     worst_of,
 )
-from statestore.operations.status.left_out import LeftOutStatus, last_run, of_all_runs, of_last_run
-from statestore.tasks.progress import TaskProgress, read_progress
+from statestore.operations.status.left_out_sums import (
+    LeftOutStatus,
+    last_run,
+    of_all_runs,
+    of_last_run,
+)
+from statestore.tasks.progress_file import TaskProgress, read_progress
 
 T = TypeVar("T")
 _SILENT_MS = 60_000

@@ -30,9 +30,9 @@ from statestore.stores.specs import VersionedSpec
 from statestore.stores.staged_table import Changes
 from statestore.stores.versioned import layout
 from statestore.stores.versioned.forgetting import WHOLE_ROW
-from statestore.stores.versioned.reads import committed_versions
 from statestore.stores.versioned.store import TransactionalVersionedStore, VersionedReader
 from statestore.stores.versioned.table import VersionedTable
+from statestore.stores.versioned.version_reads import committed_versions
 
 
 class VersionedKind(StoreKind):

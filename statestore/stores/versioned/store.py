@@ -30,7 +30,9 @@ from statestore.stores.versioned.layout import (
     is_tombstone,
     unpack_head,
 )
-from statestore.stores.versioned.reads import (
+from statestore.stores.versioned.search import GoneHistory, Interval, Valid
+from statestore.stores.versioned.table import PendingVersions, VersionedTable
+from statestore.stores.versioned.version_reads import (
     NothingPending,
     PendingLayer,
     SourceVersions,
@@ -38,8 +40,6 @@ from statestore.stores.versioned.reads import (
     looking_at,
     looking_through,
 )
-from statestore.stores.versioned.search import GoneHistory, Interval, Valid
-from statestore.stores.versioned.table import PendingVersions, VersionedTable
 
 _new = tuple.__new__
 

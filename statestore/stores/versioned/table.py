@@ -41,16 +41,6 @@ from statestore.stores.versioned.layout import (
     VALUE,
     pack_head,
 )
-from statestore.stores.versioned.reads import (
-    HistoryCopy,
-    Look,
-    ObservedTime,
-    PendingNow,
-    StreamTime,
-    all_versions,
-    read_stream_time,
-    walk,
-)
 from statestore.stores.versioned.search import (
     Asked,
     Found,
@@ -61,6 +51,16 @@ from statestore.stores.versioned.search import (
     find,
     valid_at,
     versions_of,
+)
+from statestore.stores.versioned.version_reads import (
+    HistoryCopy,
+    Look,
+    ObservedTime,
+    PendingNow,
+    StreamTime,
+    all_versions,
+    read_stream_time,
+    walk,
 )
 
 T = TypeVar("T")

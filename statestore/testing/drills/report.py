@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from statestore.operations.page import Cell, listed, page, table, text
-from statestore.testing.drills.plan import Drilled, DrillReport, Outcome
+from statestore.testing.drills.drill_plan import Drilled, DrillReport, Outcome
 
 _COLOURS: Final = {Outcome.GREEN: "green", Outcome.RED: "red", Outcome.NOT_DRILLED: "yellow"}
 _COLUMNS: Final = ("drill", "seed", "verdict", "restored", "restore", "back in", "what happened")

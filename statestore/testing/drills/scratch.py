@@ -24,7 +24,7 @@ from statestore.faults import VARIABLE
 from statestore.layout import owners
 from statestore.layout.folders import StateLayout
 from statestore.operations.deployed import read_deployed
-from statestore.testing.drills.plan import PREFIX
+from statestore.testing.drills.drill_plan import PREFIX
 from statestore.testing.drills.workload import (
     PARTITIONS,
     PREFIX_VARIABLE,

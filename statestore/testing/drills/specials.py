@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from statestore.errors import Fenced, HostFailure, Locked, Misuse
-from statestore.testing.drills.plan import Special
+from statestore.testing.drills.drill_plan import Special
 from statestore.testing.drills.points import NO_LOCKS, Met, back, damage
 from statestore.testing.drills.scratch import LOT, ChildEnd, Scratch
 

@@ -20,7 +20,7 @@ from statestore.stores.specs import persistent_key_value_store
 from statestore.topology.dsl.builder import StreamsBuilder
 from statestore.topology.graph import Topology
 from statestore.topology.materialized import Materialized
-from statestore.topology.processors.process import ProcessorContext
+from statestore.topology.processors.user_processors import ProcessorContext
 
 PREFIX_VARIABLE = "STATESTORE_DRILL_TOPICS"
 STORE = "counts"

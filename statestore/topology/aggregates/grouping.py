@@ -7,7 +7,7 @@ from typing import Any
 from statestore import serdes
 from statestore.model.records import Serde
 from statestore.topology.aggregates.folds import COUNTED, Aggregation, Fold, Step, reduced
-from statestore.topology.aggregates.streams import by_key
+from statestore.topology.aggregates.stream_aggregates import by_key
 from statestore.topology.aggregates.versioned import aggregate_in_time
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.materialized import Materialized

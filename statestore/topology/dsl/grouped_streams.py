@@ -16,7 +16,7 @@ from statestore.topology.materialized import Materialized
 from statestore.topology.windows.counts import CountWindows
 from statestore.topology.windows.fold import Windowing
 from statestore.topology.windows.hopping import TimeWindows
-from statestore.topology.windows.sessions import SessionWindows
+from statestore.topology.windows.session_windows import SessionWindows
 from statestore.topology.windows.sliding import SlidingWindows
 
 A = TypeVar("A")

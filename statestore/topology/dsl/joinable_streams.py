@@ -13,7 +13,7 @@ from statestore.model.modes import Span
 from statestore.model.records import K2, V2, K_co, Serde, V_co
 from statestore.topology.joins.co_partitioned import JoinKind
 from statestore.topology.joins.global_tables import GlobalKTable, Selector
-from statestore.topology.joins.windows import JoinWindows
+from statestore.topology.joins.join_windows import JoinWindows
 
 R = TypeVar("R")
 

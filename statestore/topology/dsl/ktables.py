@@ -19,7 +19,7 @@ from statestore.topology.joins import co_partitioned
 from statestore.topology.joins.foreign_keys import foreign_keys_by, join_by_foreign_key
 from statestore.topology.joins.joiners import Joiner
 from statestore.topology.materialized import Materialized
-from statestore.topology.tables import views
+from statestore.topology.tables import computed_tables
 from statestore.topology.tables.suppressed import Suppressed
 from statestore.topology.tables.suppression import suppressed_table
 
@@ -54,7 +54,7 @@ class KTable(Generic[K_co, V_co]):
         """Return the rows for which predicate(key, value) is true."""
         check_arity("filter", predicate, 2, name)
         kept = self._table.keep(materialized, self._table.value_serde)
-        return KTable(views.filter_table(self._table, predicate, kept=kept, name=name))
+        return KTable(computed_tables.filter_table(self._table, predicate, kept=kept, name=name))
 
     def filter_not(
         self,
@@ -66,7 +66,11 @@ class KTable(Generic[K_co, V_co]):
         """Return the rows for which predicate(key, value) is false."""
         check_arity("filter_not", predicate, 2, name)
         kept = self._table.keep(materialized, self._table.value_serde)
-        return KTable(views.filter_table(self._table, views.no(predicate), kept=kept, name=name))
+        return KTable(
+            computed_tables.filter_table(
+                self._table, computed_tables.no(predicate), kept=kept, name=name
+            )
+        )
 
     @overload
     def map_values(
@@ -95,7 +99,9 @@ class KTable(Generic[K_co, V_co]):
         with_key = takes_key("map_values", function, 1, name)
         kept = self._table.keep(materialized, self._table.builder.value_serde)
         return KTable(
-            views.map_table(self._table, function, with_key=with_key, kept=kept, name=name)
+            computed_tables.map_table(
+                self._table, function, with_key=with_key, kept=kept, name=name
+            )
         )
 
     @overload

@@ -32,12 +32,12 @@ from statestore.topology.dsl.joinable_streams import JoinableStream, JoinTerms
 from statestore.topology.flows import Flow
 from statestore.topology.joins import co_partitioned
 from statestore.topology.joins.global_tables import GlobalKTable, joined_with, refuse_key
+from statestore.topology.joins.join_windows import require_windows
 from statestore.topology.joins.joiners import Joiner
-from statestore.topology.joins.windows import require_windows
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build
 from statestore.topology.processors.fixed_keys import processed_values
-from statestore.topology.processors.process import (
+from statestore.topology.processors.user_processors import (
     BatchProcessor,
     Processor,
     ProcessorContext,

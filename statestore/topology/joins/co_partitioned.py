@@ -22,16 +22,16 @@ from statestore.stores.specs import KeyValueSpec
 from statestore.topology.failures import decoded, each, encoded, processing
 from statestore.topology.flows import Flow, Look, Stamp, TableFlow
 from statestore.topology.joins import grace
+from statestore.topology.joins.join_windows import JoinWindows
 from statestore.topology.joins.joiners import Joiner
 from statestore.topology.joins.own_rows import may_change, rows_of
-from statestore.topology.joins.streams import LEFT, RIGHT, Side, StreamJoin
-from statestore.topology.joins.windows import JoinWindows
+from statestore.topology.joins.stream_joins import LEFT, RIGHT, Side, StreamJoin
 from statestore.topology.materialized import Materialized
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 from statestore.topology.operators import passed
+from statestore.topology.tables.computed_tables import merged, updates
 from statestore.topology.tables.from_streams import LookAsOf
 from statestore.topology.tables.versioned_views import keep_in_time
-from statestore.topology.tables.views import merged, updates
 
 
 class JoinKind(Enum):

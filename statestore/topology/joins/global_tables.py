@@ -1,7 +1,7 @@
 """Global tables: every host has all rows of a topic, and streams join them by any key.
 
 A global table belongs to no sub-topology. The run keeps its rows in a store of its own
-(operations/start/global_tables.py), which stream tasks only read.
+(operations/start/global_stores.py), which stream tasks only read.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """Lookups: every host has all rows of a small file, and streams join them by any key.
 
 A lookup is a global table whose rows come from a file (topology/joins/global_tables.py). The run
-reads it (operations/start/lookups.py).
+reads it (operations/start/lookup_files.py).
 """
 
 from typing import Any

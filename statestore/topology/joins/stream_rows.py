@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from statestore.topology.joins.windows import BIAS, TIME
+from statestore.topology.joins.join_windows import BIAS, TIME
 
 
 class Unmatched(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 from statestore.model.batch import Batch, Column
 from statestore.model.records import Record
 from statestore.topology.nodes import Build
-from statestore.topology.processors.process import (
+from statestore.topology.processors.user_processors import (
     Maker,
     ProcessorContext,
     check_records,

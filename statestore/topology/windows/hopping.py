@@ -22,7 +22,7 @@ from statestore.model.records import WINDOW_BYTES
 from statestore.stores.in_windows import START
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.topology.aggregates.folds import Aggregation, Tell
-from statestore.topology.aggregates.streams import Keying, Placed, by_rows
+from statestore.topology.aggregates.stream_aggregates import Keying, Placed, by_rows
 from statestore.topology.failures import encoded
 from statestore.topology.nodes import NodeContext, Push
 from statestore.topology.windows.closing import Closing

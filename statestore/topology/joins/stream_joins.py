@@ -41,10 +41,10 @@ from statestore.topology.failures import (
     encoded,
     processing,
 )
+from statestore.topology.joins.join_windows import BIAS, TIME, JoinWindows, Sweeper, time_of
 from statestore.topology.joins.joiners import Joiner
 from statestore.topology.joins.own_rows import FIXED
 from statestore.topology.joins.stream_rows import KeyRows, Match, Unmatched, listed_as, time_bytes
-from statestore.topology.joins.windows import BIAS, TIME, JoinWindows, Sweeper, time_of
 from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, in_order
 
 LEFT: Final = b"\x01"

@@ -1,7 +1,7 @@
 """Reads the files of lookups into the stores that stream tasks look into.
 
 A file is read whole, checked whole, and becomes a store of the next version of the global tables
-(operations/start/global_tables.py). An unchanged file, which its SHA-256 tells, keeps the store
+(operations/start/global_stores.py). An unchanged file, which its SHA-256 tells, keeps the store
 that the last version has.
 """
 

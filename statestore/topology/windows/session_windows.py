@@ -29,7 +29,7 @@ from statestore.model.records import SESSION_BYTES
 from statestore.stores.sessions import LIST, SPAN, spans_of
 from statestore.stores.specs import KeyValueSpec, SessionSpec
 from statestore.topology.aggregates.folds import Aggregation, Tell, Updates
-from statestore.topology.aggregates.streams import binary_array
+from statestore.topology.aggregates.stream_aggregates import binary_array
 from statestore.topology.failures import decoded, each, encoded, made_by, processing
 from statestore.topology.nodes import NodeContext, Push
 from statestore.topology.windows.closing import Closing

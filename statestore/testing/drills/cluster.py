@@ -17,7 +17,7 @@ from statestore.operations.audits.perform import audit
 from statestore.operations.clones.clone import clone_export, drop_clone
 from statestore.operations.exports.catalog import LATEST
 from statestore.operations.exports.create import create_export_for_clones
-from statestore.operations.looking.snapshots import Snapshots
+from statestore.operations.looking.task_snapshots import Snapshots
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.start.topics import ANY_TIME
 from statestore.ports import Bounds, Records, TopicSpec
@@ -25,8 +25,8 @@ from statestore.reading.desk import Desk
 from statestore.runtime import Runtime
 from statestore.settings import Settings, is_secret
 from statestore.stores import keyvalue
-from statestore.testing.drills.plan import PREFIX, DrillReport, plan
-from statestore.testing.drills.run import Drills
+from statestore.testing.drills.drill_plan import PREFIX, DrillReport, plan
+from statestore.testing.drills.execution import Drills
 from statestore.testing.drills.scratch import Scratch
 from statestore.testing.drills.specials import OwnBroker
 from statestore.testing.drills.workload import Row

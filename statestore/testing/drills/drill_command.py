@@ -17,8 +17,8 @@ from rich.console import Console
 from statestore.commands.arguments import deployment_options, parse_deployment
 from statestore.errors import HostFailure, Misuse, failure_fields
 from statestore.settings import Settings, expand
-from statestore.testing.drills.drill import RUN, CloneFrom, drill
-from statestore.testing.drills.plan import PREFIX, DrillReport
+from statestore.testing.drills.cluster import RUN, CloneFrom, drill
+from statestore.testing.drills.drill_plan import PREFIX, DrillReport
 from statestore.testing.drills.report import html_of, table_of
 from statestore.testing.local_kafka import LocalKafka
 

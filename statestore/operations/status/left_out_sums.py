@@ -10,7 +10,7 @@ from statestore.model.ids import TaskId
 from statestore.model.left_out import Fate, LeftOut, LeftOutSums
 from statestore.model.texts import time_text
 from statestore.tasks.plan import run_of
-from statestore.tasks.progress import KeptSums, Sums
+from statestore.tasks.progress_file import KeptSums, Sums
 
 _CAUSES: Final = 5
 

@@ -25,7 +25,7 @@ import msgspec
 
 from statestore.errors import ExportTooOld, HostFailure, Misuse, StateStoreError
 from statestore.faults import CrashPoint, reach
-from statestore.layout.activities import RESTORE, Progress, Unit
+from statestore.layout.activity_files import RESTORE, Progress, Unit
 from statestore.layout.files import sync_folder
 from statestore.layout.folders import ExportOrigin, write_export_origin
 from statestore.model.ids import TaskId, TopicPartition

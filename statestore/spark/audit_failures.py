@@ -16,8 +16,8 @@ from statestore.operations.audits.audit import (
     RowFinding,
     detail_of,
 )
+from statestore.operations.audits.both_sides import Subject
 from statestore.operations.audits.checks import AuditCheck
-from statestore.operations.audits.rows import Subject
 from statestore.spark.expectations import Unexpected
 
 _COMPARED = {check: finding for finding, check in FAILED_BY.items()}

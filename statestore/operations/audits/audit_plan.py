@@ -24,13 +24,13 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.snapshots import StoreOffsets
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
+from statestore.operations.audits.both_sides import AuditFacts, Subject, facts_of
 from statestore.operations.audits.checks import AuditCheck
 from statestore.operations.audits.commits import Releases, StoreSays, mismatches
-from statestore.operations.audits.rows import AuditFacts, Subject, facts_of
 from statestore.operations.deployed import Deployed, DeployedStore, read_deployed
 from statestore.operations.environment import Databases, Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore
-from statestore.operations.looking.snapshots import Snapshot, Snapshots
+from statestore.operations.looking.task_snapshots import Snapshot, Snapshots
 from statestore.ports import Cluster
 from statestore.stores import keyvalue
 from statestore.stores.kinds.registry import kind_named

@@ -39,7 +39,7 @@ from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.model.left_out import Cause, Fate
 from statestore.operations.environment import Databases, Environment
-from statestore.operations.start.lookups import LookedUp, look_up, write
+from statestore.operations.start.lookup_files import LookedUp, look_up, write
 from statestore.ports import Bounds
 from statestore.stores import keyvalue
 from statestore.stores.file_source import FileSource

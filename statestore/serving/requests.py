@@ -12,7 +12,7 @@ from msgspec import Meta, field
 
 from statestore.model.modes import parse_time, to_ms
 from statestore.reading import questions
-from statestore.serving.answers import row_answer, rows_answer
+from statestore.serving.documents import row_answer, rows_answer
 from statestore.serving.encoding import Encoding
 from statestore.serving.service import StateService
 from statestore.serving.values import RowsFound

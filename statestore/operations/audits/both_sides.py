@@ -16,7 +16,7 @@ import msgspec
 
 from statestore import serdes
 from statestore.errors import Misuse, TaskCorrupted
-from statestore.layout.activities import NoProgress, Progress
+from statestore.layout.activity_files import NoProgress, Progress
 from statestore.layout.snapshots import StoreOffsets
 from statestore.model.batch import in_lots
 from statestore.model.ids import TopicPartition

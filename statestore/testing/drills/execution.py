@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from statestore.errors import StateStoreError
 from statestore.faults import CrashPoint
 from statestore.ports import Clock
-from statestore.testing.drills.plan import Drilled, DrillReport, Kind, Outcome, Planned, Special
+from statestore.testing.drills.drill_plan import (
+    Drilled,
+    DrillReport,
+    Kind,
+    Outcome,
+    Planned,
+    Special,
+)
 from statestore.testing.drills.points import Met, at_moment, at_point, span_of_a_run
 from statestore.testing.drills.scratch import Scratch
 from statestore.testing.drills.specials import OwnBroker, drilled
