@@ -8,7 +8,9 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from functools import cache, partial
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, Generic, Literal, NamedTuple, Protocol, overload
+
+from typing_extensions import TypeVar
 
 from statestore.errors import Misuse
 from statestore.model.modes import PunctuationType
@@ -22,6 +24,9 @@ K2 = TypeVar("K2")
 K2_co = TypeVar("K2_co", covariant=True)
 V2 = TypeVar("V2")
 T2 = TypeVar("T2")
+# Of what has no serde, the keys or values are bytes.
+KD = TypeVar("KD", default=bytes)
+VD = TypeVar("VD", default=bytes)
 Header = tuple[str, bytes | None]
 Side = Literal["key", "value"]
 SIDES: tuple[Side, Side] = ("key", "value")

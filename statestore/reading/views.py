@@ -9,7 +9,7 @@ from typing import Any
 
 from statestore import serdes
 from statestore.errors import Misuse
-from statestore.model.records import Schema, Serde
+from statestore.model.records import Serde
 from statestore.operations.deployed import Deployed, DeployedGlobal, DeployedSchema, DeployedStore
 from statestore.operations.pipelines import StoreSerdes, serdes_of
 from statestore.serdes import composed
@@ -125,13 +125,10 @@ class StoreView:
                 f"store {self.name!r} is not in the topology deployed last, so nothing says how to "
                 f"decode it: {way_out}"
             )
-        try:
-            return StoreSerdes(
-                by_description(self.key_serde, _schema(self._key_schema)),
-                by_description(self.known.value_serde, _schema(self._value_schema)),
-            )
-        except Misuse as error:
-            raise Misuse(f"store {self.name!r}: {error}: {way_out}") from error
+        return StoreSerdes(
+            self._serde(self.key_serde, self._key_schema, way_out),
+            self._serde(self.known.value_serde, self._value_schema, way_out),
+        )
 
     def spec_with(
         self, key_serde: Serde[Any] | None = None, value_serde: Serde[Any] | None = None
@@ -140,18 +137,25 @@ class StoreView:
 
         Misuse names the keyword to pass where the library does not have a serde.
         """
-        known_value = None if self.known is None else self.known.value_serde
-        keys = key_serde or self._serde(self.key_serde, self._key_schema, "key_serde")
-        values = value_serde or self._serde(known_value, self._value_schema, "value_serde")
-        return self.spec(keys, values)
+        if key_serde is None:
+            key_serde = self._or_bytes(self.key_serde, self._key_schema, "key_serde")
+        if value_serde is None:
+            value_name = None if self.known is None else self.known.value_serde
+            value_serde = self._or_bytes(value_name, self._value_schema, "value_serde")
+        return self.spec(key_serde, value_serde)
 
-    def _serde(self, name: str | None, schema: DeployedSchema | None, keyword: str) -> Serde[Any]:
+    def _or_bytes(
+        self, name: str | None, schema: DeployedSchema | None, keyword: str
+    ) -> Serde[Any]:
         if name is None or not self.kind.is_readable:
             return serdes.BYTES
+        return self._serde(name, schema, f"pass {keyword}=")
+
+    def _serde(self, name: str, schema: DeployedSchema | None, way_out: str) -> Serde[Any]:
         try:
-            return by_description(name, _schema(schema))
+            return by_description(name, None if schema is None else schema.schema())
         except Misuse as error:
-            raise Misuse(f"store {self.name!r}: {error}: pass {keyword}=") from error
+            raise Misuse(f"store {self.name!r}: {error}: {way_out}") from error
 
     @property
     def _key_schema(self) -> DeployedSchema | None:
@@ -165,7 +169,3 @@ class StoreView:
         writers = self.known.writers()
         schemas = [one.schema for one in writers if one.serde == self.known.value_serde]
         return schemas[0] if len(schemas) == 1 == len(writers) else None
-
-
-def _schema(found: DeployedSchema | None) -> Schema | None:
-    return None if found is None else found.schema()

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, overload
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from statestore import serdes
 from statestore.errors import Misuse
 from statestore.layout.folders import check_store_name
 from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
-from statestore.model.records import SIDES, K, Serde, V, Windowed
+from statestore.model.records import KD, SIDES, VD, K, Serde, V, Windowed
 from statestore.serdes import composed
 from statestore.stores.contracts import StateStore, StoreContext
 from statestore.stores.migration import Migrations, migrating
@@ -299,48 +299,15 @@ def placed(spec: Any, keys: str, application_id: str) -> Any:
     return made
 
 
-@overload
-def persistent_key_value_store(
-    name: str,
-    *,
-    ttl: Span | None = None,
-    key_serde: None = None,
-    value_serde: None = None,
-) -> KeyValueSpec[bytes, bytes]: ...
-@overload
-def persistent_key_value_store(
-    name: str,
-    *,
-    ttl: Span | None = None,
-    key_serde: Serde[K],
-    value_serde: None = None,
-) -> KeyValueSpec[K, bytes]: ...
-@overload
-def persistent_key_value_store(
-    name: str,
-    *,
-    ttl: Span | None = None,
-    key_serde: None = None,
-    value_serde: Serde[V],
-) -> KeyValueSpec[bytes, V]: ...
-@overload
-def persistent_key_value_store(
-    name: str,
-    *,
-    ttl: Span | None = None,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-    migrate: Migrations = None,
-) -> KeyValueSpec[K, V]: ...
 @renamed(ttl="ttl_ms")
 def persistent_key_value_store(
     name: str,
     *,
     ttl: Span | None = None,
-    key_serde: Serde[Any] | None = None,
-    value_serde: Serde[Any] | None = None,
+    key_serde: Serde[KD] | None = None,
+    value_serde: Serde[VD] | None = None,
     migrate: Migrations = None,
-) -> KeyValueSpec[Any, Any]:
+) -> KeyValueSpec[KD, VD]:
     """Describe a key-value store in RocksDB; without serdes its keys and values are bytes.
 
     `ttl` (milliseconds or a timedelta): a row expires that long after the stream time at its
@@ -351,48 +318,15 @@ def persistent_key_value_store(
     return key_value_spec(name, ttl, key_serde, value_serde, migrate, persistent=True)
 
 
-@overload
-def in_memory_key_value_store(
-    name: str,
-    *,
-    ttl: Span | None = None,
-    key_serde: None = None,
-    value_serde: None = None,
-) -> KeyValueSpec[bytes, bytes]: ...
-@overload
-def in_memory_key_value_store(
-    name: str,
-    *,
-    ttl: Span | None = None,
-    key_serde: Serde[K],
-    value_serde: None = None,
-) -> KeyValueSpec[K, bytes]: ...
-@overload
-def in_memory_key_value_store(
-    name: str,
-    *,
-    ttl: Span | None = None,
-    key_serde: None = None,
-    value_serde: Serde[V],
-) -> KeyValueSpec[bytes, V]: ...
-@overload
-def in_memory_key_value_store(
-    name: str,
-    *,
-    ttl: Span | None = None,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-    migrate: Migrations = None,
-) -> KeyValueSpec[K, V]: ...
 @renamed(ttl="ttl_ms")
 def in_memory_key_value_store(
     name: str,
     *,
     ttl: Span | None = None,
-    key_serde: Serde[Any] | None = None,
-    value_serde: Serde[Any] | None = None,
+    key_serde: Serde[KD] | None = None,
+    value_serde: Serde[VD] | None = None,
     migrate: Migrations = None,
-) -> KeyValueSpec[Any, Any]:
+) -> KeyValueSpec[KD, VD]:
     """Describe a key-value store in memory; without serdes its keys and values are bytes.
 
     It is restored from its changelog at every start (SEMANTICS S15). Parameters (milliseconds or a
@@ -422,53 +356,16 @@ def key_value_spec(
     )
 
 
-@overload
-def persistent_versioned_key_value_store(
-    name: str,
-    history_retention: Span,
-    segment_interval: Span | None = None,
-    *,
-    key_serde: None = None,
-    value_serde: None = None,
-) -> VersionedSpec[bytes, bytes]: ...
-@overload
-def persistent_versioned_key_value_store(
-    name: str,
-    history_retention: Span,
-    segment_interval: Span | None = None,
-    *,
-    key_serde: Serde[K],
-    value_serde: None = None,
-) -> VersionedSpec[K, bytes]: ...
-@overload
-def persistent_versioned_key_value_store(
-    name: str,
-    history_retention: Span,
-    segment_interval: Span | None = None,
-    *,
-    key_serde: None = None,
-    value_serde: Serde[V],
-) -> VersionedSpec[bytes, V]: ...
-@overload
-def persistent_versioned_key_value_store(
-    name: str,
-    history_retention: Span,
-    segment_interval: Span | None = None,
-    *,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-    migrate: Migrations = None,
-) -> VersionedSpec[K, V]: ...
 @renamed(history_retention="history_retention_ms", segment_interval="segment_interval_ms")
 def persistent_versioned_key_value_store(
     name: str,
     history_retention: Span,
     segment_interval: Span | None = None,
     *,
-    key_serde: Serde[Any] | None = None,
-    value_serde: Serde[Any] | None = None,
+    key_serde: Serde[KD] | None = None,
+    value_serde: Serde[VD] | None = None,
     migrate: Migrations = None,
-) -> VersionedSpec[Any, Any]:
+) -> VersionedSpec[KD, VD]:
     """Describe a versioned store in RocksDB (KIP-889); without serdes it has bytes.
 
     `history_retention` is how far back reads are exact; `segment_interval` None takes the
@@ -480,53 +377,16 @@ def persistent_versioned_key_value_store(
     return versioned_spec(name, *spans, key_serde, value_serde, migrate, persistent=True)
 
 
-@overload
-def in_memory_versioned_key_value_store(
-    name: str,
-    history_retention: Span,
-    segment_interval: Span | None = None,
-    *,
-    key_serde: None = None,
-    value_serde: None = None,
-) -> VersionedSpec[bytes, bytes]: ...
-@overload
-def in_memory_versioned_key_value_store(
-    name: str,
-    history_retention: Span,
-    segment_interval: Span | None = None,
-    *,
-    key_serde: Serde[K],
-    value_serde: None = None,
-) -> VersionedSpec[K, bytes]: ...
-@overload
-def in_memory_versioned_key_value_store(
-    name: str,
-    history_retention: Span,
-    segment_interval: Span | None = None,
-    *,
-    key_serde: None = None,
-    value_serde: Serde[V],
-) -> VersionedSpec[bytes, V]: ...
-@overload
-def in_memory_versioned_key_value_store(
-    name: str,
-    history_retention: Span,
-    segment_interval: Span | None = None,
-    *,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-    migrate: Migrations = None,
-) -> VersionedSpec[K, V]: ...
 @renamed(history_retention="history_retention_ms", segment_interval="segment_interval_ms")
 def in_memory_versioned_key_value_store(
     name: str,
     history_retention: Span,
     segment_interval: Span | None = None,
     *,
-    key_serde: Serde[Any] | None = None,
-    value_serde: Serde[Any] | None = None,
+    key_serde: Serde[KD] | None = None,
+    value_serde: Serde[VD] | None = None,
     migrate: Migrations = None,
-) -> VersionedSpec[Any, Any]:
+) -> VersionedSpec[KD, VD]:
     """Describe a versioned store in memory, restored from its changelog at every start (V12).
 
     Parameters (milliseconds or a timedelta) and errors are those of

@@ -12,10 +12,10 @@ Times are offset by 2^63, so that bytes sort as times do. In a key, 00 is writte
 """
 
 from dataclasses import dataclass
-from typing import Any, Generic, overload
+from typing import Generic
 
 from statestore import serdes
-from statestore.model.records import K, Serde, TimerRow
+from statestore.model.records import KD, K, Serde, TimerRow
 from statestore.serdes import composed
 from statestore.stores.specs import KeyValueSpec
 
@@ -25,11 +25,7 @@ class TimerSpec(KeyValueSpec[TimerRow[K], bytes], Generic[K]):
     """A store of timers of one processor, as `timer_store` describes it."""
 
 
-@overload
-def timer_store(name: str, *, key_serde: None = None) -> TimerSpec[bytes]: ...
-@overload
-def timer_store(name: str, *, key_serde: Serde[K]) -> TimerSpec[K]: ...
-def timer_store(name: str, *, key_serde: Serde[Any] | None = None) -> TimerSpec[Any]:
+def timer_store(name: str, *, key_serde: Serde[KD] | None = None) -> TimerSpec[KD]:
     """Describe a store for the timers of one processor; without a serde, their keys are bytes.
 
     Pass it to `process()`, and take the timers from it with `context.timers(spec)`. Misuse if the

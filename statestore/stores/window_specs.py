@@ -1,72 +1,26 @@
 """Specs of stores of windows and of sessions that processors write."""
 
-from typing import Any, overload
+from typing import Any
 
 from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
-from statestore.model.records import K, Serde, V
+from statestore.model.records import KD, VD, Serde
 from statestore.stores.migration import Migrations, migrating
 from statestore.stores.specs import ANY_START, SessionSpec, WindowSpec
 
 
-@overload
-def persistent_window_store(
-    name: str,
-    size: Span,
-    retention: Span,
-    *,
-    key_serde: None = None,
-    value_serde: None = None,
-) -> WindowSpec[bytes, bytes]: ...
-@overload
-def persistent_window_store(
-    name: str,
-    size: Span,
-    retention: Span,
-    *,
-    key_serde: Serde[K],
-    value_serde: None = None,
-) -> WindowSpec[K, bytes]: ...
-@overload
-def persistent_window_store(
-    name: str,
-    size: Span,
-    retention: Span,
-    *,
-    key_serde: None = None,
-    value_serde: Serde[V],
-) -> WindowSpec[bytes, V]: ...
-@overload
-def persistent_window_store(
-    name: str,
-    size: Span,
-    retention: Span,
-    *,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-) -> WindowSpec[K, V]: ...
-@overload
-def persistent_window_store(
-    name: str,
-    size: Span,
-    retention: Span,
-    *,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-    migrate: Migrations,
-) -> WindowSpec[K, V]: ...
 @renamed(size="size_ms", retention="retention_ms")
 def persistent_window_store(
     name: str,
     size: Span,
     retention: Span,
     *,
-    key_serde: Serde[Any] | None = None,
-    value_serde: Serde[Any] | None = None,
+    key_serde: Serde[KD] | None = None,
+    value_serde: Serde[VD] | None = None,
     migrate: Migrations = None,
-) -> WindowSpec[Any, Any]:
+) -> WindowSpec[KD, VD]:
     """Describe a window store in RocksDB for a processor; without serdes it has bytes.
 
     A window starts at any time and ends `size` later. It expires when the latest start that was
@@ -74,190 +28,58 @@ def persistent_window_store(
     cannot be that of a store, if the size is not positive, or if windows would expire before they
     end.
     """
-    values = migrating(value_serde or serdes.BYTES, migrate)
-    return window_spec(name, size, retention, key_serde, values, persistent=True)
+    return window_spec(name, size, retention, key_serde, value_serde, migrate, persistent=True)
 
 
-@overload
-def in_memory_window_store(
-    name: str,
-    size: Span,
-    retention: Span,
-    *,
-    key_serde: None = None,
-    value_serde: None = None,
-) -> WindowSpec[bytes, bytes]: ...
-@overload
-def in_memory_window_store(
-    name: str,
-    size: Span,
-    retention: Span,
-    *,
-    key_serde: Serde[K],
-    value_serde: None = None,
-) -> WindowSpec[K, bytes]: ...
-@overload
-def in_memory_window_store(
-    name: str,
-    size: Span,
-    retention: Span,
-    *,
-    key_serde: None = None,
-    value_serde: Serde[V],
-) -> WindowSpec[bytes, V]: ...
-@overload
-def in_memory_window_store(
-    name: str,
-    size: Span,
-    retention: Span,
-    *,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-) -> WindowSpec[K, V]: ...
-@overload
-def in_memory_window_store(
-    name: str,
-    size: Span,
-    retention: Span,
-    *,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-    migrate: Migrations,
-) -> WindowSpec[K, V]: ...
 @renamed(size="size_ms", retention="retention_ms")
 def in_memory_window_store(
     name: str,
     size: Span,
     retention: Span,
     *,
-    key_serde: Serde[Any] | None = None,
-    value_serde: Serde[Any] | None = None,
+    key_serde: Serde[KD] | None = None,
+    value_serde: Serde[VD] | None = None,
     migrate: Migrations = None,
-) -> WindowSpec[Any, Any]:
+) -> WindowSpec[KD, VD]:
     """Describe a window store in memory, restored from its changelog at every start (S15).
 
     Parameters (milliseconds or a timedelta) and errors are those of `persistent_window_store`.
     """
-    values = migrating(value_serde or serdes.BYTES, migrate)
-    return window_spec(name, size, retention, key_serde, values, persistent=False)
+    return window_spec(name, size, retention, key_serde, value_serde, migrate, persistent=False)
 
 
-@overload
-def persistent_session_store(
-    name: str,
-    retention: Span,
-    *,
-    key_serde: None = None,
-    value_serde: None = None,
-) -> SessionSpec[bytes, bytes]: ...
-@overload
-def persistent_session_store(
-    name: str,
-    retention: Span,
-    *,
-    key_serde: Serde[K],
-    value_serde: None = None,
-) -> SessionSpec[K, bytes]: ...
-@overload
-def persistent_session_store(
-    name: str,
-    retention: Span,
-    *,
-    key_serde: None = None,
-    value_serde: Serde[V],
-) -> SessionSpec[bytes, V]: ...
-@overload
-def persistent_session_store(
-    name: str,
-    retention: Span,
-    *,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-) -> SessionSpec[K, V]: ...
-@overload
-def persistent_session_store(
-    name: str,
-    retention: Span,
-    *,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-    migrate: Migrations,
-) -> SessionSpec[K, V]: ...
 @renamed(retention="retention_ms")
 def persistent_session_store(
     name: str,
     retention: Span,
     *,
-    key_serde: Serde[Any] | None = None,
-    value_serde: Serde[Any] | None = None,
+    key_serde: Serde[KD] | None = None,
+    value_serde: Serde[VD] | None = None,
     migrate: Migrations = None,
-) -> SessionSpec[Any, Any]:
+) -> SessionSpec[KD, VD]:
     """Describe a session store in RocksDB for a processor; without serdes it has bytes.
 
     A session expires when the latest end that was put is past its own by more than `retention`,
     which is in milliseconds or a timedelta. Misuse if the name cannot be that of a store, or if the
     retention is negative.
     """
-    values = migrating(value_serde or serdes.BYTES, migrate)
-    return session_spec(name, retention, key_serde, values, persistent=True)
+    return session_spec(name, retention, key_serde, value_serde, migrate, persistent=True)
 
 
-@overload
-def in_memory_session_store(
-    name: str,
-    retention: Span,
-    *,
-    key_serde: None = None,
-    value_serde: None = None,
-) -> SessionSpec[bytes, bytes]: ...
-@overload
-def in_memory_session_store(
-    name: str,
-    retention: Span,
-    *,
-    key_serde: Serde[K],
-    value_serde: None = None,
-) -> SessionSpec[K, bytes]: ...
-@overload
-def in_memory_session_store(
-    name: str,
-    retention: Span,
-    *,
-    key_serde: None = None,
-    value_serde: Serde[V],
-) -> SessionSpec[bytes, V]: ...
-@overload
-def in_memory_session_store(
-    name: str,
-    retention: Span,
-    *,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-) -> SessionSpec[K, V]: ...
-@overload
-def in_memory_session_store(
-    name: str,
-    retention: Span,
-    *,
-    key_serde: Serde[K],
-    value_serde: Serde[V],
-    migrate: Migrations,
-) -> SessionSpec[K, V]: ...
 @renamed(retention="retention_ms")
 def in_memory_session_store(
     name: str,
     retention: Span,
     *,
-    key_serde: Serde[Any] | None = None,
-    value_serde: Serde[Any] | None = None,
+    key_serde: Serde[KD] | None = None,
+    value_serde: Serde[VD] | None = None,
     migrate: Migrations = None,
-) -> SessionSpec[Any, Any]:
+) -> SessionSpec[KD, VD]:
     """Describe a session store in memory, restored from its changelog at every start (S15).
 
     Parameters (milliseconds or a timedelta) and errors are those of `persistent_session_store`.
     """
-    values = migrating(value_serde or serdes.BYTES, migrate)
-    return session_spec(name, retention, key_serde, values, persistent=False)
+    return session_spec(name, retention, key_serde, value_serde, migrate, persistent=False)
 
 
 def window_spec(
@@ -265,7 +87,8 @@ def window_spec(
     size_ms: Span,
     retention_ms: Span,
     key_serde: Serde[Any] | None,
-    value_serde: Serde[Any],
+    value_serde: Serde[Any] | None,
+    migrate: Migrations,
     *,
     persistent: bool,
 ) -> WindowSpec[Any, Any]:
@@ -281,7 +104,7 @@ def window_spec(
     return WindowSpec(
         name,
         key_serde or serdes.BYTES,
-        value_serde,
+        migrating(value_serde or serdes.BYTES, migrate),
         size,
         retention,
         persistent,
@@ -295,7 +118,8 @@ def session_spec(
     name: str,
     retention_ms: Span,
     key_serde: Serde[Any] | None,
-    value_serde: Serde[Any],
+    value_serde: Serde[Any] | None,
+    migrate: Migrations,
     *,
     persistent: bool,
 ) -> SessionSpec[Any, Any]:
@@ -306,7 +130,7 @@ def session_spec(
     return SessionSpec(
         name,
         key_serde or serdes.BYTES,
-        value_serde,
+        migrating(value_serde or serdes.BYTES, migrate),
         retention,
         persistent,
         terms=(f"retention {retention}",),

@@ -34,7 +34,7 @@ from tests.contract.test_stores_at_rest import Shop
 from tests.contract.windows_text import shown
 
 SIZE, KEPT = 10, 50
-TYPED = {"key_serde": serdes.STRING, "value_serde": serdes.JSON}
+TYPED: dict[str, Any] = {"key_serde": serdes.STRING, "value_serde": serdes.JSON}
 WINDOWS = ss.persistent_window_store("w", SIZE, KEPT, **TYPED)
 SESSIONS = ss.persistent_session_store("s", KEPT, **TYPED)
 IN_MEMORY = (
