@@ -129,7 +129,8 @@ lengths.group_by_key().windowed_by(60_000)  # mistake: no windows
 ss.Materialized(TOTALS, history_retention=10)  # mistake: a spec says itself
 ss.persistent_key_value_store("s", serdes.STRING)  # mistake: a serde by position
 ss.key_value_store("s", True)  # mistake: a medium by position
-UNTYPED: ss.KeyValueSpec[str, int] = ss.key_value_store("s")  # mistake: bytes without serdes
+UNTYPED = ss.key_value_store("s")
+TYPED: ss.KeyValueSpec[str, int] = UNTYPED  # mistake: bytes without serdes
 ss.open_snapshot("state", "shop", TOTALS).get(1)  # mistake: key type of a snapshot
 ss.open_snapshot("state", "shop", TOTALS).put("a", 1)  # mistake: a snapshot is read-only
 totals: ss.KTable[str, str] = lengths.group_by_key().count("c")  # mistake: counts are int
