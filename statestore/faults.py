@@ -87,6 +87,13 @@ class CrashPoint(StrEnum):
     GLOBAL_LINKED = "global.linked"
     GLOBAL_ROWS_WRITTEN = "global.rows-written"
     GLOBAL_PUBLISHED = "global.published"
+    WRITE_BEGUN = "write.begun"
+    WRITE_CLAIMED = "write.claimed"
+    WRITE_ROWS_SENT = "write.rows-sent"
+    WRITE_MARKED = "write.marked"
+    WRITE_COMMITTED = "write.committed"
+    WRITE_COMPARED = "write.compared"
+    WRITE_FINISHED = "write.finished"
     CLOSE_STORES_CLOSED = "close.stores-closed"
     CLOSE_RELEASED = "close.released"
 

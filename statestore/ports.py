@@ -274,6 +274,38 @@ class Changelog(Protocol):
         """
 
 
+class LogEntryBytes(NamedTuple):
+    """A record for a partition of an output log."""
+
+    partition: int
+    key: bytes
+    value: bytes | None
+
+
+class OutputLog(Protocol):
+    """The topic that tells what an output has written: partition 0 without transactions, and 1."""
+
+    def create(self) -> None:
+        """Create the topic if it is missing; Misuse if it is not fit."""
+
+    def append(self, entries: Sequence[LogEntryBytes]) -> dict[int, int]:
+        """Append outside of transactions; return the offset after the last of each partition."""
+
+    def read(self, partition: int, start: int, end: int) -> list[bytes | None]:
+        """Return the values of committed records from `start` to `end`, exclusive.
+
+        Waits until no transaction is open before `end`; Unavailable if that takes too long.
+        """
+
+    def fence(self, transactional_ids: Sequence[str]) -> None:
+        """Abort what these ids have open, and refuse whatever their owners send later."""
+
+    def partitions(self, topics: Sequence[str]) -> Mapping[str, int]:
+        """Return the partition counts of the topics that exist."""
+
+    def close(self) -> None: ...
+
+
 class LogRecords(NamedTuple):
     """A chunk of committed records by column, in log order; a value of None is a tombstone.
 

@@ -89,7 +89,7 @@ class TransactionalOutbox:
         settings: Settings,
         *,
         transactional_ids: Sequence[str],
-        group_id: str,
+        group_id: str | None,
         inputs: Sequence[TopicPartition] = (),
         number_of: NumberOf = no_number,
         batch_bytes: int | None = None,
@@ -97,7 +97,8 @@ class TransactionalOutbox:
         """Create an outbox that is not open yet.
 
         `inputs` are the stream task's inputs: the metadata of their committed offsets have commit
-        numbers. `batch_bytes` is the largest batch that all topics to write to accept.
+        numbers. `batch_bytes` is the largest batch that all topics to write to accept. Without a
+        group, transactions carry no input offsets.
         """
         self._settings = settings
         self._inputs = sorted(inputs)
@@ -121,7 +122,7 @@ class TransactionalOutbox:
         self._fenced = None
         with ThreadPoolExecutor(1) as background:  # both mostly wait
             opened = background.submit(self._epochs.open_all)
-            if self._group is None:
+            if self._group is None and self._group_id is not None:
                 # A producer that does not find the group's coordinator waits beyond its timeout,
                 # so a consumer finds it first.
                 group = GroupClient(self._settings, self._group_id, stable=False)
@@ -169,7 +170,7 @@ class TransactionalOutbox:
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """Add the group's input offsets to the transaction."""
         current, doing = self._ready(), f"send input offsets to group {self._group_id}"
-        assert self._group is not None
+        assert self._group is not None, "an outbox without a group has no inputs"
         member, joining = self._group.member(), _with_metadata(offsets, metadata)
         client, timeout_s, since_s = current.sender.client, self._timeout_s, monotonic()
         try:
@@ -191,8 +192,11 @@ class TransactionalOutbox:
     def flush(self) -> None:
         """Wait until every record sent is acknowledged; raise the first failure seen so far."""
         sender, since_s = self._ready().sender, monotonic()
-        with self._waits.of("flush"):
-            refused = self._drain(sender)
+        try:
+            with self._waits.of("flush"):
+                refused = self._drain(sender)
+        except KafkaException as failure:
+            raise self._error(failure, "flush", since_s) from failure
         sender.raise_failure()
         if refused is not None:
             raise self._error(refused, "flush", since_s) from refused

@@ -1,18 +1,29 @@
 """statestore on Spark, of the extra `spark`; an audit needs the extra `gx`, too.
 
-    from statestore.spark import process, export, audit, drill, session, TransactionalStore
+    from statestore.spark import process, export, audit, drill, session
+    from statestore.spark import TransactionalKafka, TransactionalStore, kafka_batches
 
 `process`, `export`, `audit` and `drill` are the jobs: each has a `main()`, and spark-submit takes
 the path of its file. `session.spark_session()` makes a SparkSession as these jobs need it.
-`TransactionalStore` is the Data Source: pass it to `spark.dataSource.register`.
+`TransactionalStore` and `TransactionalKafka` are Data Sources, which read stores and write to
+topics: pass them to `spark.dataSource.register`. `kafka_batches` is for `foreachBatch`.
 
 Each Spark worker imports this package, so the package imports neither PySpark nor any of these
-modules: `TransactionalStore` is loaded when it is first used (PEP 562).
+modules: what is no module is loaded when it is first used (PEP 562).
 """
 
 from typing import Any
 
-__all__ = ["TransactionalStore", "audit", "drill", "export", "process", "session"]
+__all__ = [
+    "TransactionalKafka",
+    "TransactionalStore",
+    "audit",
+    "drill",
+    "export",
+    "kafka_batches",
+    "process",
+    "session",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +31,8 @@ def __getattr__(name: str) -> Any:
         from statestore.spark.datasource import TransactionalStore
 
         return TransactionalStore
+    if name in {"TransactionalKafka", "kafka_batches"}:
+        from statestore.spark.writing import kafka_sink
+
+        return getattr(kafka_sink, name)
     raise AttributeError(f"module 'statestore.spark' has no attribute {name!r}")

@@ -57,6 +57,7 @@ _ELSEWHERE = (
     "takeover.",
     "upgrade.",
     "verify.",
+    "write.",
 )
 ELSEWHERE = {point for point in CrashPoint if point.startswith(_ELSEWHERE)}
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap

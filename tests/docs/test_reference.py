@@ -22,7 +22,11 @@ pytestmark = pytest.mark.thorough
 
 FACES = ("statestore", "statestore.airflow", "statestore.spark", "statestore.testing")
 # Its module is on the page, as that names the options; the face loads it late.
-ELSEWHERE = {"statestore.spark.TransactionalStore": "statestore.spark.datasource"}
+ELSEWHERE = {
+    "statestore.spark.TransactionalKafka": "statestore.spark.writing.kafka_sink",
+    "statestore.spark.TransactionalStore": "statestore.spark.datasource",
+    "statestore.spark.kafka_batches": "statestore.spark.writing.kafka_sink",
+}
 # Modules that a face hands out, with public names of their own.
 MODULES = ("statestore.errors", "statestore.serdes")
 UNIT = re.compile(r"\bms\b|millisecond|timedelta|_ms\b|(?:see|as) `", re.IGNORECASE)

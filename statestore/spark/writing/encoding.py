@@ -1,0 +1,229 @@
+"""Rows of DataFrames as records: which columns there may be, their bytes, and what they add up to.
+
+The columns are those of Spark's own sink for Kafka: key and value (string or binary), headers,
+topic, partition; and timestamp. What Spark's sink passes over in silence is refused here: a column
+that no record has.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from statestore.errors import Misuse, RecordFailed
+from statestore.model.arrow_columns import pylist
+from statestore.model.records import Header, Serde
+from statestore.spark.writing.attempts import EncodedChunk, EncodedRows
+from statestore.spark.writing.markers import Contents
+from statestore.spark.writing.write_options import NAME, WritePlan
+
+_COLUMNS: Final = ("key", "value", "headers", "topic", "partition", "timestamp")
+_US_PER_MS: Final = 1000
+# The finalizer of splitmix64, which makes a sum depend on which values stand in one row.
+_MIX: Final = tuple(np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9))
+_SHIFTS: Final = (np.uint64(30), np.uint64(27))
+
+
+def check_columns(plan: WritePlan, schema: StructType) -> None:
+    """Misuse names a column that is missing, not known, or of a type that cannot be written."""
+    found = {field.name: field.dataType for field in schema.fields}
+    told = f"{NAME}: the rows have the columns {', '.join(found) or 'none'}"
+    if len(found) < len(schema.fields):
+        raise Misuse(f"{told}: one of them twice: drop one")
+    if "value" not in found:
+        raise Misuse(f"{told}: `value` is missing: select it")
+    if plan.topic is None and "topic" not in found:
+        raise Misuse(f'{told}: pass .option("topic", …), or select a column `topic`')
+    for name, kind in found.items():
+        if name not in _COLUMNS:
+            raise Misuse(
+                f"{told}: no record has {name!r}: select only {', '.join(_COLUMNS)}, as far as "
+                "you need them"
+            )
+        serde = plan.serde(("key", "value").index(name)) if name in {"key", "value"} else None
+        if serde is None and not _fits(name, kind):
+            serdes = f", or pass {name}Serde" if name in {"key", "value"} else ""
+            raise Misuse(
+                f"{NAME}: column {name!r} is {kind.simpleString()}: want {_wanted(name)}{serdes}"
+            )
+
+
+def _fits(name: str, kind: DataType) -> bool:
+    match name:
+        case "key" | "value":
+            return isinstance(kind, StringType | BinaryType)
+        case "topic":
+            return isinstance(kind, StringType)
+        case "partition":
+            return isinstance(kind, IntegerType)
+        case "timestamp":
+            return isinstance(kind, TimestampType)
+    item = kind.elementType if isinstance(kind, ArrayType) else None
+    if not isinstance(item, StructType) or item.fieldNames() != ["key", "value"]:
+        return False
+    key, value = (field.dataType for field in item.fields)
+    return isinstance(key, StringType) and isinstance(value, BinaryType)
+
+
+def _wanted(name: str) -> str:
+    return {
+        "topic": "string",
+        "partition": "int",
+        "timestamp": "timestamp",
+        "headers": "array<struct<key:string,value:binary>>",
+    }.get(name, "string or binary")
+
+
+class Encoder:
+    """Encodes the rows of one Spark partition, in Arrow batches, and counts them for errors."""
+
+    def __init__(self, plan: WritePlan, spark_partition: int) -> None:
+        self._plan = plan
+        self._where = f"Spark partition {spark_partition}"
+        self._serdes = plan.serde(0), plan.serde(1)
+        self._before = 0
+
+    def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[EncodedChunk]:
+        """Yield the rows of each batch; RecordFailed names a row that cannot be written."""
+        for batch in batches:
+            if batch.num_rows:
+                yield self._encoded(batch)
+                self._before += batch.num_rows
+
+    def _encoded(self, batch: pa.RecordBatch) -> EncodedChunk:
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        count = batch.num_rows
+        nothing: list[bytes | None] = [None] * count
+        keys = self._bytes(columns["key"], 0) if "key" in columns else nothing
+        values = self._bytes(columns["value"], 1)
+        topics = self._topics(columns)
+        times = self._times(columns.get("timestamp"))
+        headers = self._headers(columns.get("headers"))
+        places = self._places(columns.get("partition"))
+        digest = _digest(count, keys, values, topics, times, headers, places)
+        rows = EncodedRows(self._plan.topic or "", keys, values, times, headers, places)
+        found = [rows] if topics is None else list(_by_topic(rows, topics))
+        return EncodedChunk(found, Contents(count, digest))
+
+    def _bytes(self, column: pa.Array, side: int) -> list[bytes | None]:
+        serde = self._serdes[side]
+        if serde is None:
+            found: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+            return found
+        name = ("key", "value")[side]
+        return [self._serialized(serde, row, value, name) for row, value in _numbered(column)]
+
+    def _serialized(self, serde: Serde[Any], row: int, value: Any, name: str) -> bytes | None:
+        if value is None:
+            return None
+        try:
+            return serde.serialize(value)
+        except Exception as error:
+            raise RecordFailed(
+                f"{self._row(row)}: {name} of type {type(value).__name__} does not fit serde "
+                f"{serde.name}: {error}: change the column or the option {name}Serde"
+            ) from error
+
+    def _topics(self, columns: dict[str, pa.Array]) -> list[str] | None:
+        """The topic of each row; None: that of the option, which as in Spark comes first."""
+        if self._plan.topic is not None:
+            return None
+        topics = columns["topic"].to_pylist()
+        if not all(topics):
+            row = next(n for n, topic in enumerate(topics) if not topic)
+            raise RecordFailed(f"{self._row(row)} has no topic: fill the column `topic`")
+        found: list[str] = topics
+        return found
+
+    def _headers(self, column: pa.Array | None) -> list[tuple[Header, ...]] | None:
+        if column is None or not self._plan.headers:
+            return None
+        return [self._header(row, found) for row, found in enumerate(column.to_pylist())]
+
+    def _header(self, row: int, found: list[dict[str, Any] | None] | None) -> tuple[Header, ...]:
+        if any(one is None or one["key"] is None for one in found or ()):
+            raise RecordFailed(f"{self._row(row)} has a header without a key: filter it out")
+        return tuple((one["key"], one["value"]) for one in found or () if one is not None)
+
+    def _places(self, column: pa.Array | None) -> list[int | None] | None:
+        if column is None:
+            return None
+        found: list[int | None] = column.to_pylist()
+        if negative := [n for n, place in enumerate(found) if place is not None and place < 0]:
+            row = negative[0]
+            raise RecordFailed(f"{self._row(row)}: partition {found[row]}: want 0 or more, or null")
+        return found
+
+    def _times(self, column: pa.Array | None) -> list[int | None] | None:
+        """Return times in ms; a row without one gets that of its writing."""
+        if column is None:
+            return None
+        us = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+        if early := [n for n, one in enumerate(us) if one is not None and one < 0]:
+            row = early[0]
+            raise RecordFailed(
+                f"{self._row(row)}: timestamp {us[row] // _US_PER_MS} ms: Kafka has no times "
+                "before 1970: correct it, or leave it null for the time of writing"
+            )
+        return [None if one is None else one // _US_PER_MS for one in us]
+
+    def _row(self, row: int) -> str:
+        return f"row {self._before + row} of {self._where}"
+
+
+def _numbered(column: pa.Array) -> Iterator[tuple[int, Any]]:
+    return enumerate(pylist(column))
+
+
+def _by_topic(rows: EncodedRows, topics: list[str]) -> Iterator[EncodedRows]:
+    """Yield the rows of each topic, in their order."""
+    if len(names := dict.fromkeys(topics)) == 1:
+        yield rows._replace(topic=topics[0])
+        return
+    for name in names:
+        at = [n for n, topic in enumerate(topics) if topic == name]
+        picked = [None if column is None else [column[n] for n in at] for column in rows[1:]]
+        yield EncodedRows(name, *picked)  # type: ignore[arg-type]  # columns in their order
+
+
+def _digest(count: int, *columns: Any) -> int:
+    """Return the sum, modulo 2**64, of a hash of each row, which is the same in any order."""
+    hashed = np.zeros(count, dtype=np.uint64)
+    for column in columns:
+        hashed = _mixed(hashed + _MIX[0] + _hashes(count, column))
+    return int(hashed.sum(dtype=np.uint64))
+
+
+def _hashes(count: int, column: list[Any] | None) -> npt.NDArray[np.uint64]:
+    if column is None:
+        return np.zeros(count, dtype=np.uint64)
+    first = next((one for one in column if one is not None), None)
+    if first is None:
+        return np.ones(count, dtype=np.uint64)
+    if isinstance(first, int):
+        return np.fromiter((-1 if one is None else one for one in column), np.int64, count).view(
+            np.uint64
+        )
+    if isinstance(first, tuple):
+        column = [repr(one) for one in column]
+    made = np.empty(count, dtype=object)
+    made[:] = column
+    found: npt.NDArray[np.uint64] = pd.util.hash_array(made, categorize=False)
+    return found
+
+
+def _mixed(hashed: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    hashed = (hashed ^ hashed >> _SHIFTS[0]) * _MIX[1]
+    return hashed ^ hashed >> _SHIFTS[1]

@@ -1,0 +1,180 @@
+"""The options of the format `transactional_kafka`, and what they ask for."""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from statestore import serdes
+from statestore.errors import Misuse
+from statestore.model.records import Serde
+from statestore.runtime import Runtime
+from statestore.settings import Settings
+from statestore.spark.writing.attempts import Output
+
+NAME: Final = "transactional_kafka"
+_KAFKA: Final = "kafka."
+# As Spark spells them; Spark itself does not tell upper case from lower.
+_KNOWN: Final = (
+    "topic", "query", "atomic", "batchId", "markerTopic", "includeHeaders", "keySerde",
+    "valueSerde", "checkpointLocation",
+)  # fmt: skip
+_QUERY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,179}")
+# A task may compute for long between two rows, and its transaction is open for all that time. This
+# is what brokers allow by default (transaction.max.timeout.ms).
+_TRANSACTION_MS: Final = 900_000
+_OURS: Final[Mapping[str, tuple[str, ...]]] = {
+    "enable.idempotence": ("true",),
+    "acks": ("all", "-1"),
+    "request.required.acks": ("all", "-1"),
+}
+"""What a producer must have, by the values that say so."""
+_NEVER: Final = {
+    "transactional.id": "each Spark partition has an id of its own, which `query` begins",
+    "key.serializer": "columns are written as they are, or by keySerde",
+    "value.serializer": "columns are written as they are, or by valueSerde",
+    "application.id": "`query` names the output",
+    "processing.guarantee": "rows are written exactly once",
+}
+_OF_SETTINGS: Final = ("bootstrap.servers", "transaction.timeout.ms", "default.api.timeout.ms")
+_FOR_ALL_CLIENTS: Final = ("sasl.", "ssl.", "security.protocol")
+
+
+class Atomic(StrEnum):
+    """What readers of committed records see at once."""
+
+    PARTITION = "partition"
+    BATCH = "batch"
+
+
+class WritePlan(NamedTuple):
+    """What to write where; it travels to the tasks.
+
+    `batch` None: the number of the stream's batch, or a write without a number. `sides`: the names
+    of the serdes of keys and values, if they have any.
+    """
+
+    output: Output
+    topic: str | None
+    atomic: Atomic
+    batch: int | None
+    headers: bool
+    sides: tuple[str | None, str | None] = (None, None)
+
+    def serde(self, side: int) -> Serde[Any] | None:
+        """The serde of keys (0) or values (1); None: the column has their bytes."""
+        name = self.sides[side]
+        return None if name is None else _serde(name, ("keySerde", "valueSerde")[side])
+
+
+def plan_of(options: Mapping[str, str], *, streaming: bool) -> WritePlan:
+    """Return what the options ask for; Misuse names one that is wrong."""
+    options = {name.lower(): text for name, text in options.items()}
+    known = {name.lower(): name for name in _KNOWN}
+    for name in sorted(options):
+        if name not in known and not name.startswith(_KAFKA):
+            told = ", ".join(_KNOWN[:-1])
+            raise Misuse(f"{NAME} has no option {name!r}; it has {told}, and kafka.*")
+    topic = options.get("topic") or None
+    query = options.get("query") or _query_of_stream(options.get("checkpointlocation"), streaming)
+    if not _QUERY.fullmatch(query):
+        raise Misuse(
+            f"{NAME}: query = {query!r}: use 1 to 180 of A-Z a-z 0-9 . _ -, not beginning with a "
+            "dot: it names a topic and transactional ids"
+        )
+    settings = _settings(options, query)
+    plan = WritePlan(
+        Output(query, options.get("markertopic") or f"{query}-spark-markers", settings, topic),
+        topic,
+        _atomic(options.get("atomic", Atomic.PARTITION)),
+        _batch(options.get("batchid"), streaming),
+        _is_true(options, "includeheaders"),
+        (options.get("keyserde"), options.get("valueserde")),
+    )
+    for side in (0, 1):
+        plan.serde(side)
+    with Runtime(Settings.of(settings)) as runtime:
+        runtime.check_settings()
+    return plan
+
+
+def _query_of_stream(checkpoint: str | None, streaming: bool) -> str:  # noqa: FBT001 - private
+    """Return Spark's id of a stream, which its checkpoint has; Misuse if it cannot be read."""
+    wanted = (
+        f'{NAME}: which output is it? pass .option("query", "a name"), which stays the same when '
+        "the program starts again: it tells what was written already"
+    )
+    if not streaming or not checkpoint:
+        raise Misuse(wanted)
+    url = urlsplit(checkpoint)
+    if url.scheme not in {"", "file"}:
+        raise Misuse(f"{wanted}; the checkpoint, which has an id too, is in {url.scheme}")
+    path = unquote(url.path)
+    try:
+        with open(f"{path}/metadata", "rb") as file:  # noqa: PTH123 - Spark's path, as it is
+            found = msgspec.json.decode(file.read(), type=dict[str, str])
+        return found["id"]
+    except (OSError, KeyError, msgspec.DecodeError) as error:
+        raise Misuse(f"{wanted}; the id of the checkpoint cannot be read: {error}") from error
+
+
+def _settings(options: Mapping[str, str], query: str) -> dict[str, object]:
+    kafka = {
+        name.removeprefix(_KAFKA): text for name, text in options.items() if name.startswith(_KAFKA)
+    }
+    if not kafka.get("bootstrap.servers"):
+        raise Misuse(f'{NAME}: pass .option("kafka.bootstrap.servers", "host:9092")')
+    made: dict[str, object] = {
+        "application.id": query,
+        "processing.guarantee": "exactly_once",
+        "transaction.timeout.ms": _TRANSACTION_MS,
+    }
+    for name, text in kafka.items():
+        if name in _NEVER:
+            raise Misuse(f"{NAME}: leave kafka.{name} out: {_NEVER[name]}")
+        if name in _OURS:
+            if text.lower() not in _OURS[name]:
+                raise Misuse(
+                    f"{NAME}: kafka.{name} = {text!r}: the guarantees depend on "
+                    f"{_OURS[name][0]!r}: leave it out"
+                )
+        elif name in _OF_SETTINGS or name == "partitioner" or name.startswith(_FOR_ALL_CLIENTS):
+            made[name] = text
+        else:
+            made[f"producer.{name}"] = text
+    return made
+
+
+def _atomic(text: str) -> Atomic:
+    try:
+        return Atomic(text.lower())
+    except ValueError:
+        raise Misuse(f"{NAME}: atomic = {text!r}: want {' or '.join(Atomic)}") from None
+
+
+def _batch(text: str | None, streaming: bool) -> int | None:  # noqa: FBT001 - private
+    if text is None:
+        return None
+    if streaming:
+        raise Misuse(f"{NAME}: a stream numbers its batches itself: leave batchId out")
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise Misuse(f"{NAME}: batchId = {text!r}: want a whole number from 0")
+    return int(text)
+
+
+def _is_true(options: Mapping[str, str], name: str) -> bool:
+    text = options.get(name, "true").lower()
+    if text not in {"true", "false"}:
+        raise Misuse(f"{NAME}: {name} = {text!r}: want true or false")
+    return text == "true"
+
+
+def _serde(name: str, option: str) -> Serde[Any]:
+    """Return the serde of that name, in lower case too."""
+    try:
+        return serdes.by_name(name.upper() if name.islower() else name)
+    except Misuse as unknown:
+        raise Misuse(f"{NAME}: {option}: {unknown}") from unknown
