@@ -118,6 +118,7 @@ install_environment() {
     uv_pip install --no-deps --no-build-isolation -e .
     say "fetching Kafka's jars"
     "$VENV/bin/python" -c 'from statestore.testing.kafka_jars import kafka_libs; kafka_libs()'
+    "$VENV/bin/python" -c 'from statestore.testing.class_archive import make_class_archive; make_class_archive()'
     say "fetching the schema registry of the tests"
     "$VENV/bin/python" -c 'from tests.schema_registry_rig import registry_home; registry_home()'
 }

@@ -75,7 +75,7 @@ class Sums:
 
 def summary(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """What one run of pytest cost, from the lines that its processes wrote."""
-    phases, modules, folders, fixtures, imports, others, cases = (Sums() for _ in range(7))
+    phases, modules, folders, fixtures, imports, others, functions = (Sums() for _ in range(7))
     seen: set[str] = set()
     for line in lines:
         name = line["name"]
@@ -84,8 +84,7 @@ def summary(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
             module = name.partition("::")[0]
             phases.add(name, line)
             modules.add(module, line)
-            if "[" in name:
-                cases.add(name.partition("[")[0], line)
+            functions.add(name.partition("[")[0], line)
             folders.add("/".join(module.split("/")[:2]), line)
         elif line["what"] == "fixture":
             fixtures.add(f"{name} ({line['phase']})", line)
@@ -101,7 +100,7 @@ def summary(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "beside": others.most(_OTHERS),
         "folders": folders.most(_MODULES),
         "modules": modules.most(len(seen)),
-        "cases": cases.means(_WORTH_KEEPING_S),
+        "functions": functions.means(_WORTH_KEEPING_S),
         "dearest": phases.most(_TESTS),
         "fixtures": fixtures.most(_OTHERS),
         "imports": imports.most(_OTHERS),
@@ -220,9 +219,9 @@ def _keep(command: str, seconds: float, load: float) -> None:
     run["commit"] = commit.strip()
     if command in FOLDERS:
         run |= summary(lines_of(RUNS / FOLDERS[command]))
-        # A test whose cases rotate costs less than it would with all of them.
-        before = kept.get(command, {}).get("cases", {})
-        run["cases"] = dict(sorted({**before, **run["cases"]}.items()))
+        # Of what takes turns, the run had a part.
+        before = kept.get(command, {}).get("functions", {})
+        run["functions"] = dict(sorted({**before, **run["functions"]}.items()))
     kept[command] = run
     MEASURED.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

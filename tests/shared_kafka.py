@@ -1,4 +1,4 @@
-"""One broker for the modules of a process of a test run, which ends with that process.
+"""One broker for all processes of a test run, which ends with the last of them.
 
 The first process that needs it starts a keeper, which starts the broker and ends it. Each process
 of the run holds a lock of the file `users` while it may need the broker; the keeper waits until it
@@ -16,7 +16,6 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -76,11 +75,10 @@ def shared_kafka(run: str) -> Iterator[LocalKafka]:
 def kafka() -> Iterator[LocalKafka]:
     """One broker for all modules that neither stop it nor want one of their own making.
 
-    They keep apart by the names of their topics and applications.
+    They keep apart by the names of their topics and applications. Other processes of the run use it
+    at the same time: a test that compares what there is before and after asks for its own names.
     """
-    # A broker for each process: tests compare all of its topics before and after.
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
-    with shared_kafka(f"{os.environ[_VARIABLE]}/{worker}") as broker:
+    with shared_kafka(os.environ[_VARIABLE]) as broker:
         yield broker
 
 
@@ -96,13 +94,9 @@ def _await_end() -> None:
     folder = _FOLDER / os.environ.pop(_VARIABLE)
     if not folder.exists():
         return
-    for keeper in folder.rglob("keeper"):
-        eventually(partial(_is_free, keeper), "the shared broker ends")
+    keeper = folder / "keeper"
+    eventually(lambda: not _is_held(keeper), "the shared broker ends")
     shutil.rmtree(folder)
-
-
-def _is_free(path: Path) -> bool:
-    return not _is_held(path)
 
 
 def _start_keeper(folder: Path) -> None:

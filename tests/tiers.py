@@ -1,9 +1,13 @@
 """Which tests a run has: the first tier whole, and of the second tier as much as there is time for.
 
-The first tier is what is neither `thorough` nor `slow`, the second one what is `thorough`. Of a
-test whose cases together cost more than half a second of a processor (tests/times.json) the first
-tier has as many as cost that, at least one, which the commit chooses; the others are `thorough`
-then. Kills at crash points and simulations are all in the first tier.
+The first tier is what is neither `thorough` nor `slow`, the second one what is `thorough`. What is
+dear takes turns: the commit chooses, by what tests cost (tests/times.json), and what it leaves out
+is `thorough` then.
+
+- Of a test with cases, the first tier has as many as cost `_CASES_S`, at least one.
+- Of the dear tests of a module, or of a family of modules, it has as many as cost `_MODULE_S`, at
+  least one; but what costs more than `_RARE_S` has its turn in one commit of `_RARE_TURNS` only.
+- `WHOLE` and `KEPT` are there in each commit: they keep promises that no sibling keeps.
 
 A run with SECOND_TIER_SECONDS, as in CI, takes modules in an order that the commit decides, and
 begins no other one when these seconds have passed. It does not fail for what it left out, and says
@@ -22,14 +26,96 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).resolve().parents[1]
 _UNTIL = "SECOND_TIER_UNTIL"
 # A module that began in time may go on for so long.
 _RUNS_OUT_S = 300.0
-_CASES_S = 0.5
-_WHOLE = ("tests/crash/", "tests/simulation/")
+# Seconds of a processor.
+_CASES_S = 0.2
+_MODULE_S = 1.0
+_DEAR_S = 0.3
+_RARE_S = 1.5
+_RARE_TURNS = 3
 _DEAR = ("kafka", "spark", "airflow", "timeout")
+
+# In the first tier of each commit with all cases: a kill at each crash point, simulated schedules.
+WHOLE = ("tests/crash/", "tests/simulation/")
+
+# In the first tier of each commit, by module, none for all of it; of cases, one at least.
+KEPT: Mapping[str, tuple[str, ...]] = {
+    # The path of `make run`.
+    "tests/dags/test_end_to_end.py": (),
+    # A suite of kills for each kind of owner.
+    "tests/kafka/test_flights.py": (
+        "test_killed_load_leaves_nothing_visible_and_the_next_one_loads_all",
+        "test_store_holds_the_figures_of_the_csv_exactly",
+    ),
+    "tests/kafka/test_left_out.py": (
+        "test_a_killed_run_leaves_what_it_committed_to_see_and_no_more",
+    ),
+    "tests/kafka/test_migrations.py": (
+        "test_values_change_twice_under_runs_that_are_killed_and_no_number_counts_twice",
+    ),
+    "tests/kafka/test_old_versions.py": (
+        "test_a_backfill_of_2013_that_is_killed_keeps_every_version",
+    ),
+    "tests/kafka/test_patterns.py": ("test_a_run_killed_as_a_topic_joins_counts_each_record_once",),
+    "tests/kafka/test_punctuation_killed.py": (),
+    "tests/kafka/test_relocation.py": (
+        "test_a_start_killed_while_it_relocates_is_finished_by_the_next",
+    ),
+    "tests/kafka/test_schema_registry_killed.py": ("test_killed_runs_lose_and_double_nothing",),
+    "tests/kafka/test_timers_killed.py": (),
+    "tests/kafka/test_times_below_repartitions.py": (),
+    "tests/kafka/test_versions.py": (
+        "test_a_temporal_join_killed_again_and_again_gives_each_row_once_and_exact_history",
+    ),
+    "tests/kafka/test_workers.py": (
+        "test_a_killed_worker_is_replaced_and_the_workers_of_a_killed_run_end",
+    ),
+    "tests/spark/test_process_killed.py": (),
+    "tests/stateful/test_versioned_kills.py": (),
+    # Late and lost messages, and commits that nobody answers.
+    "tests/kafka/test_late_messages.py": (
+        "test_no_late_message_of_those_of_the_commit_loses_or_doubles_anything",
+    ),
+    "tests/kafka/test_unanswered_commits.py": (
+        "test_a_commit_that_stays_unanswered_is_settled_by_asking_the_log",
+        "test_a_connection_cut_at_a_commit_costs_nothing",
+    ),
+    # Random programs of the commit, and random lives of stores.
+    "tests/stateful/test_keyvalue_machine.py": (),
+    "tests/stateful/test_random_topologies.py": (
+        "test_a_pipeline_does_what_its_naive_interpreter_does",
+    ),
+    "tests/stateful/test_versioned_machine.py": (),
+}
+
+# Modules whose dear tests take turns with each other's: most of what they cost is the same start.
+_STARTS = {
+    "a broker behind a proxy": (
+        "tests/contract/test_silent_brokers.py",
+        "tests/kafka/test_clients_let_go.py",
+        "tests/kafka/test_late_messages.py",
+        "tests/kafka/test_skipped_stretches.py",
+        "tests/kafka/test_unanswered_commits.py",
+    ),
+    "a broker with users": ("tests/kafka/test_acls.py", "tests/kafka/test_passwords.py"),
+    "an environment with the wheel": (
+        "tests/docs/test_shell_pages.py",
+        "tests/kafka/test_init_from_wheel.py",
+    ),
+    "a schema registry": (
+        "tests/kafka/test_schema_registry.py",
+        "tests/kafka/test_schema_registry_secured.py",
+    ),
+}
+FAMILIES = {module: start for start, modules in _STARTS.items() for module in modules}
+
+# Modules that one process of a run takes: the second session of Spark has the first one's Java.
+_ONE_PROCESS = ("tests/spark/test_process_killed.py", "tests/spark/test_reading_state.py")
 
 
 @cache
@@ -50,21 +136,32 @@ def first_of(values: Iterable[object], count: int = 1) -> list[Any]:
     ]
 
 
+def chosen_of(values: Iterable[object]) -> list[Any]:
+    """Parameters: one that the commit chooses for the first tier, the others for the second."""
+    found = list(values)
+    place = commit_seed() % len(found)
+    return [
+        pytest.param(value, marks=[] if at == place else pytest.mark.thorough)
+        for at, value in enumerate(found)
+    ]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Choose the cases of the first tier.
+    """Choose what the first tier has of dear tests.
 
-    Modules that cost most come first, or all processes wait for one of them in the end.
+    Modules that take longest come first, or all processes wait for one of them in the end.
     """
     kept = json.loads((ROOT / "tests" / "times.json").read_text(encoding="utf-8"))
     run = kept.get("make test", {})
-    leave_cases_out(items, run.get("cases", {}))
+    leave_cases_out(items, run.get("functions", {}))
+    leave_tests_out(items, run.get("functions", {}))
     modules = run.get("modules", {})
-    costs: dict[str, float] = {name: cpu for name, (_, cpu, _) in modules.items()}
+    took: dict[str, float] = {name: real for name, (_, _, real) in modules.items()}
     for item in items:
         unknown = 1.0 if any(map(item.get_closest_marker, _DEAR)) else 0.0
-        costs[_module(item.nodeid)] = max(costs.get(_module(item.nodeid), 0.0), unknown)
-    items.sort(key=lambda item: -costs[_module(item.nodeid)])
+        took[_module(item.nodeid)] = max(took.get(_module(item.nodeid), 0.0), unknown)
+    items.sort(key=lambda item: -took[_module(item.nodeid)])
 
 
 def leave_cases_out(items: Iterable[pytest.Item], costs: Mapping[str, float]) -> None:
@@ -72,8 +169,9 @@ def leave_cases_out(items: Iterable[pytest.Item], costs: Mapping[str, float]) ->
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         function, is_case, _ = item.nodeid.partition("[")
-        left = any(map(item.get_closest_marker, ("thorough", "slow")))
-        if is_case and function in costs and not left and not function.startswith(_WHOLE):
+        if function.startswith(WHOLE):
+            continue
+        if is_case and function in costs and not _is_left_out(item):
             cases[function].append(item)
     for function, found in cases.items():
         count = max(1, int(_CASES_S / costs[function]))
@@ -83,6 +181,41 @@ def leave_cases_out(items: Iterable[pytest.Item], costs: Mapping[str, float]) ->
                 item.add_marker("thorough")
 
 
+def leave_tests_out(items: Iterable[pytest.Item], costs: Mapping[str, float]) -> None:
+    """Mark dear tests of dear modules as `thorough`; `costs`: of one test or case of a function."""
+    families: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        function, module = _function(item), _module(item.nodeid)
+        is_dear = costs.get(function, 0.0) >= _DEAR_S
+        if is_dear and not _is_kept(function) and not _is_left_out(item):
+            families[FAMILIES.get(module, module)].append(item)
+    for family, found in families.items():
+        chance = random.Random(f"{commit_seed()} {family}")
+        chance.shuffle(found)
+        spent = 0.0
+        for item in found:
+            cost = costs[_function(item)]
+            has_turn = cost <= _RARE_S or chance.randrange(_RARE_TURNS) == 0
+            if has_turn and (not spent or spent + cost <= _MODULE_S):
+                spent += cost
+            else:
+                item.add_marker("thorough")
+
+
+def _is_kept(function: str) -> bool:
+    module, _, name = function.partition("::")
+    kept = KEPT.get(module)
+    return function.startswith(WHOLE) or (kept is not None and (not kept or name in kept))
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    return any(map(item.get_closest_marker, ("thorough", "slow")))
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     seconds = os.environ.get("SECOND_TIER_SECONDS")
     if seconds is None:
@@ -90,6 +223,20 @@ def pytest_configure(config: pytest.Config) -> None:
     # The workers of a run are started with the environment of the process that started the run.
     until = float(os.environ.setdefault(_UNTIL, str(time.time() + float(seconds))))
     config.pluginmanager.register(Budget(config, until), "second-tier")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "ByModule | None":
+    """For `--dist=loadfile`: who gets which tests."""
+    return ByModule(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+class ByModule(LoadFileScheduling):  # type: ignore[misc]  # xdist publishes no types
+    """A module stays in one process, and so do modules that share what they start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = _module(nodeid)
+        return _ONE_PROCESS[0] if module in _ONE_PROCESS else module
 
 
 class Budget:

@@ -195,14 +195,17 @@ def prepare(
         raise Unavailable(f"Kafka could not format {node.data}; the end of {node.log}:\n{tail}")
 
 
-def launch(node: KafkaNode, lifetime: Lifetime) -> "subprocess.Popen[bytes]":
+def launch(
+    node: KafkaNode, lifetime: Lifetime, *, options: Sequence[str] = ()
+) -> "subprocess.Popen[bytes]":
     """Start a prepared node, which is not ready yet when this returns.
 
     `Lifetime.PARENT` uses `setpriv --pdeathsig KILL` where that exists (on Linux): the kernel kills
     the broker when the THREAD that launched it ends, in whatever way, so launch it from a thread
-    that lives as long as the broker. Elsewhere only the caller's clean-up ends it.
+    that lives as long as the broker. Elsewhere only the caller's clean-up ends it. `options` are
+    Java's.
     """
-    command = _java_command("kafka.Kafka", str(node.properties))
+    command = _java_command("kafka.Kafka", str(node.properties), options=options)
     setpriv = shutil.which("setpriv")
     if lifetime is Lifetime.PARENT and setpriv:
         command = [setpriv, "--pdeathsig", "KILL", *command]
@@ -266,8 +269,16 @@ def _signal(processes: Sequence[psutil.Process], order: signal.Signals) -> None:
             process.send_signal(order)
 
 
-def _java_command(main_class: str, *arguments: str) -> list[str]:
-    return [java(), *_JAVA_OPTIONS, "-cp", f"{kafka_libs()}/*", main_class, *arguments]
+def archive_of(libs: Path) -> Path:
+    """Where the archive of the classes of these jars is, if there is one."""
+    return libs.with_name("classes.jsa")
+
+
+def _java_command(main_class: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+    libs = kafka_libs()
+    if (archive := archive_of(libs)).exists():
+        options = (*options, f"-XX:SharedArchiveFile={archive}")
+    return [java(), *_JAVA_OPTIONS, *options, "-cp", f"{libs}/*", main_class, *arguments]
 
 
 def _properties(

@@ -334,6 +334,7 @@ def test_keys_in_windows_are_judged_by_the_key_alone(world: World) -> None:
     outbox.begin()
     outbox.send(Records(topic, keys, keys, [YEAR_2013] * len(keys), placing=placing))
     outbox.commit()
+    world.settle(topic)
     cluster = world.cluster()
     assert cluster.key_hashes({topic: 7}, {topic: 8})[topic].murmur2
     assert not cluster.key_hashes({topic: 7})[topic].murmur2

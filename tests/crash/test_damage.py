@@ -80,11 +80,10 @@ def test_a_kill_between_quarantine_and_restore_loses_and_doubles_nothing(
 
 
 def untouched(rig: Rig) -> tuple[object, ...]:
-    """What a real application has: topics with their ends, group, files."""
+    """What a real application has: topics with their ends, group, files; and topics of drills."""
     admin = AdminClient({"bootstrap.servers": rig.kafka.bootstrap_servers, "log_level": 0})
-    mine = [
-        name for name in admin.list_topics(timeout=DEADLINE_S).topics if not name.startswith("__")
-    ]
+    listed = admin.list_topics(timeout=DEADLINE_S).topics
+    mine = [name for name in listed if name.startswith((f"{rig.application_id}-", "drill-"))]
     files = {path: path.stat().st_mtime_ns for path in rig.state_dir.rglob("*") if path.is_file()}
     ends = {topic: len(rig.read(topic)) for topic in rig.written()}
     return sorted(mine), ends, rig.committed(), files

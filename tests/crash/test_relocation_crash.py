@@ -31,6 +31,7 @@ from tests.relocation_rig import (
     in_memory_folder,
     places_of,
 )
+from tests.tiers import chosen_of
 
 POINTS = [point for point in CrashPoint if point.startswith("relocate.")]
 SCENARIOS = {
@@ -71,7 +72,7 @@ def finished(folder: Path, before: str, after: str) -> dict[str, str]:
     return rig.tree()
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", chosen_of(SCENARIOS))
 def test_killed_at_each_visit_of_each_point_it_ends_in_the_same_place(scenario: str) -> None:
     before, after = SCENARIOS[scenario]
     reached: Counter[CrashPoint] = Counter()
@@ -92,7 +93,7 @@ def test_killed_at_each_visit_of_each_point_it_ends_in_the_same_place(scenario: 
     assert reached[CrashPoint.RELOCATE_RENAMED] >= 2
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", chosen_of(SCENARIOS))
 def test_killed_again_and_again_it_ends_in_the_same_place(scenario: str) -> None:
     before, after = SCENARIOS[scenario]
     rng = random.Random(SEED)

@@ -151,9 +151,9 @@ class App:
         eventually(lambda: name not in self.topics(), f"{name} is deleted")
 
     def topics(self) -> frozenset[str]:
-        """All that exist, save those a broker makes for itself at any time."""
+        """All of this application; other tests have theirs on the same broker."""
         listed = self._admin().list_topics(timeout=DEADLINE_S).topics
-        return frozenset(name for name in listed if not name.startswith("__"))
+        return frozenset(name for name in listed if name.startswith(f"{self.name}-"))
 
     def read(self, topic: str = "out") -> list[Row]:
         """Every committed record, in order per partition; values of 8 bytes are INT64."""
@@ -314,7 +314,7 @@ class App:
     # What is there.
 
     def world(self) -> World:
-        """The state dir byte by byte, and the topics."""
+        """The state dir byte by byte, and the topics of the application."""
         files = None
         if self.state_dir.exists():
             files = {

@@ -29,7 +29,7 @@ from tests.tiers import commit_seed
 pytestmark = pytest.mark.kafka
 
 SCHEDULES = int(os.environ.get("STATESTORE_FAULT_SCHEDULES", "50"))
-NEW_SCHEDULES = 2
+NEW_SCHEDULES = 1
 IS_LONG = "STATESTORE_FAULT_SCHEDULES" in os.environ
 SEED = os.environ.get("STATESTORE_FAULT_SEED")
 

@@ -24,7 +24,7 @@ from tests.simulation.schedule import Simulation
 from tests.tiers import commit_seed
 
 SCHEDULES = int(os.environ.get("STATESTORE_SIMULATIONS", "2000"))
-NEW_SCHEDULES = 120
+NEW_SCHEDULES = 80
 SEED = os.environ.get("STATESTORE_SIMULATION_SEED")
 _MEMORY = Path("/dev/shm")
 _MUTANT_SEEDS = 300
