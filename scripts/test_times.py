@@ -74,9 +74,14 @@ class Sums:
 
 
 def summary(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What one run of pytest cost, from the lines that its processes wrote."""
+    """What one run of pytest cost, from the lines that its processes wrote, one after another.
+
+    A fixture of a module is a cost of the first test that asked for it, but not of that function:
+    next time another one may be the first.
+    """
     phases, modules, folders, fixtures, imports, others, functions = (Sums() for _ in range(7))
     seen: set[str] = set()
+    shared = 0.0
     for line in lines:
         name = line["name"]
         if line["what"] == "test":
@@ -84,10 +89,13 @@ def summary(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
             module = name.partition("::")[0]
             phases.add(name, line)
             modules.add(module, line)
-            functions.add(name.partition("[")[0], line)
+            own = {**line, "cpu": max(line["cpu"] - shared, 0.0)}
+            functions.add(name.partition("[")[0], own)
+            shared = 0.0
             folders.add("/".join(module.split("/")[:2]), line)
         elif line["what"] == "fixture":
             fixtures.add(f"{name} ({line['phase']})", line)
+            shared += line["cpu"] if line["phase"] != "function" else 0.0
         elif line["what"] == "module":
             imports.add(name, line)
         else:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scripts.test_times import summary
 from tests import tiers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +98,24 @@ def test_what_keeps_a_promise_alone_is_always_there(
     monkeypatch.setattr(tiers, "WHOLE", (again[0].nodeid.rpartition("/")[0] + "/",))
     tiers.leave_tests_out(again, costs)
     assert len(first_tier(again)) == 4
+
+
+def test_what_a_module_starts_is_no_cost_of_the_function_that_came_first() -> None:
+    def line(what: str, name: str, phase: str, cpu: float) -> dict[str, Any]:
+        return {"what": what, "name": name, "phase": phase, "cpu": cpu, "real": cpu}
+
+    lines = [
+        line("fixture", "m.py::broker", "module", 4.0),
+        line("fixture", "m.py::app", "function", 0.25),
+        line("test", "m.py::test_first", "setup", 4.5),
+        line("test", "m.py::test_first", "call", 1.0),
+        line("fixture", "m.py::app", "function", 0.25),
+        line("test", "m.py::test_second[a]", "setup", 0.5),
+        line("test", "m.py::test_second[a]", "call", 1.0),
+    ]
+    kept = summary(lines)
+    assert kept["functions"] == {"m.py::test_first": 1.5, "m.py::test_second": 1.5}
+    assert kept["modules"] == {"m.py": [2, 7.0, 7.0]}
 
 
 @pytest.mark.parametrize("folder", tiers.WHOLE)
