@@ -36,7 +36,7 @@ def demo(kafka: LocalKafka, folder: Path) -> tuple[str, dict[str, object]]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=840,
         check=False,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
