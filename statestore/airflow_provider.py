@@ -32,7 +32,7 @@ def get_provider_info() -> dict[str, Any]:
         "description": "Exactly-once, stateful stream processing on Kafka, with stores of its own.",
         "versions": [__version__],
         "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
-        "operators": _modules("command", "operator", "watching"),
+        "operators": _modules("command_operator", "operator", "watching"),
         "sensors": _modules("input_trigger", "waiting"),
         "triggers": _modules("input_trigger"),
         "hooks": _modules("hook"),
