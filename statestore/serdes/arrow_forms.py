@@ -87,6 +87,30 @@ class TypedForm:
             found = pa.array(builtins_of(known), self.type)
         return found if len(known) == len(rows) else _spread(found, rows)
 
+    def columns(self, values: list[Any], names: list[str], whole: str) -> dict[str, pa.Array]:
+        """Return the columns of these fields, of values that were read; null where there is none.
+
+        Values without fields are the column `whole`.
+        """
+        if not self._fields:
+            return {
+                name: pa.array(builtins_of(values), self.type) for name in names if name == whole
+            }
+        some = None not in values
+        found = {}
+        for field in self._fields:
+            if field.name in names:
+                take = field.take
+                taken = list(
+                    map(take, values)
+                    if some
+                    else (None if value is None else take(value) for value in values)
+                )
+                found[field.name] = pa.array(
+                    taken if field.is_plain else builtins_of(taken), field.type
+                )
+        return found
+
     def encode(self, column: pa.Array) -> Rows:
         """Return the bytes of each value: JSON is made of it, and objects of the type of that."""
         known = column.drop_null() if column.null_count else column

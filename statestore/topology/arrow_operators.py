@@ -88,17 +88,7 @@ def _mapped(node: str, function: ArrowFunction, taken: Taken, serde: Serde[Any])
 
         def push(batch: Batch) -> None:
             column = _called(node, batch, function, columns)
-            # As nearly all functions of Arrow do: where there was no value, there is none.
-            nulls = set(batch.values.nulls())
-            if nulls:
-                places = [i for i in range(len(batch)) if i not in nulls]
-                some = _encoded(
-                    node, batch.take(places), column.take(pa.array(places, pa.int64())), made
-                )
-                written = iter(some)
-                rows = [None if i in nulls else next(written) for i in range(len(batch))]
-            else:
-                rows = _encoded(node, batch, column, made)
+            rows = encoded_column(node, batch, column, made)
             forward(batch.with_columns(values=Column(raw=rows, serde=serde)), None)
 
         return push
@@ -135,6 +125,20 @@ def _called(
     columns = [decoded_in_arrow(node, batch, side, how) for side, how in taken]
     with processing(node, batch):
         return whole(function(*columns), len(batch))
+
+
+def encoded_column(node: str, batch: Batch, column: pa.Array, made: InArrow) -> list[bytes | None]:
+    """Return the bytes of new values of a batch, None where it has none; NodeFailed for misfits.
+
+    As in nearly all functions of Arrow, there is no value where there was none.
+    """
+    nulls = set(batch.values.nulls())
+    if not nulls:
+        return _encoded(node, batch, column, made)
+    places = [i for i in range(len(batch)) if i not in nulls]
+    some = _encoded(node, batch.take(places), column.take(pa.array(places, pa.int64())), made)
+    written = iter(some)
+    return [None if i in nulls else next(written) for i in range(len(batch))]
 
 
 def _encoded(node: str, batch: Batch, column: pa.Array, made: InArrow) -> list[bytes | None]:

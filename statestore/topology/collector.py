@@ -112,6 +112,7 @@ class Collector:
         writes: bool = False,
         terms: tuple[str, ...] = (),
         fans_out: bool = False,
+        says: str = "",
     ) -> str:
         """Add an operator under the name given or a generated one; return the name."""
         chosen = name or self.number(kind)
@@ -125,6 +126,7 @@ class Collector:
             writes,
             terms=terms,
             fans_out=fans_out,
+            says=" ".join(says.split()),
         )
         self.add(made)
         return chosen

@@ -62,6 +62,7 @@ class Flow:
         keeps: bool = False,
         terms: tuple[str, ...] = (),
         fans_out: bool = False,
+        says: str = "",
     ) -> str:
         """Add an operator that reads this stream; return the operator's name."""
         return self.builder.node(
@@ -74,6 +75,7 @@ class Flow:
             keeps=keeps,
             terms=terms,
             fans_out=fans_out,
+            says=says,
         )
 
     def same(self, node: str) -> "Flow":

@@ -283,7 +283,7 @@ class Topology:
 
     def describe(self) -> str:
         """Return sub-topologies, nodes, stores and topics as text in Kafka Streams' layout."""
-        return _description(self.sub_topologies, self.global_sources, self.lookups)
+        return _description(self)
 
     def fingerprint(self) -> str:
         """Return a hash of the description and of the serdes and terms of all stores."""
@@ -410,16 +410,18 @@ def _joined(nodes: Sequence[Node]) -> tuple[Joined, ...]:
     return tuple(found)
 
 
-def _description(
-    parts: Sequence[SubTopology], tables: Sequence[GlobalSource], lookups: Sequence[LookupSource]
-) -> str:
-    """Return sub-topologies, nodes, stores and topics as text in Kafka Streams' layout."""
-    lines = ["Topologies:"]
+def _description(topology: Topology, *, for_people: bool = True) -> str:
+    """Return sub-topologies, nodes, stores and topics as text in Kafka Streams' layout.
+
+    `for_people`: with what is not part of a fingerprint.
+    """
+    parts, tables = topology.sub_topologies, topology.global_sources
+    lookups, lines = topology.lookups, ["Topologies:"]
     for part in parts:
         children = children_of(part.nodes)
         lines.append(f"   Sub-topology: {part.ordinal}")
         for node in part.nodes:
-            lines.append(f"    {_headline(node)}")
+            lines.append(f"    {_headline(node, for_people=for_people)}")
             if not isinstance(node, SinkNode):
                 lines.append(f"      --> {', '.join(children.get(node.name, ())) or 'none'}")
             if node.parents:
@@ -449,7 +451,7 @@ def _fingerprint(topology: Topology) -> str:
         name: (spec.key_serde.name, spec.value_serde.name, *spec.terms, *_schemas(spec))
         for name, spec in every.items()
     }
-    text = topology.describe() + json.dumps(told, sort_keys=True)
+    text = _description(topology, for_people=False) + json.dumps(told, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -504,7 +506,7 @@ def _deployed(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _headline(node: Node) -> str:
+def _headline(node: Node, *, for_people: bool) -> str:
     match node:
         case SourceNode(pattern=str() as pattern):
             return f"Source: {node.name} (topics: {pattern})"
@@ -513,7 +515,8 @@ def _headline(node: Node) -> str:
             return f"Source: {node.name} (topics: [{topics}])"
         case OperatorNode():
             shared = f", global: [{', '.join(node.global_stores)}]" if node.global_stores else ""
-            told = "".join(f", {term}" for term in node.terms)
+            says = (node.says,) if node.says and for_people else ()
+            told = "".join(f", {term}" for term in (*node.terms, *says))
             return f"Processor: {node.name} (stores: [{', '.join(node.stores)}]{shared}{told})"
         case SinkNode():
             chosen = "" if node.partitioner is None else ", by a partitioner"

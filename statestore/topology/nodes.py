@@ -324,7 +324,8 @@ class OperatorNode:
     reads its stores, unless it `writes` them. `keeps`: its store has the last record of each key as
     it came. `global_stores`: of global tables, which it reads. `terms`: what a description says of
     it beside its stores. `fans_out`: a user's code is called for each record, and may make many of
-    it.
+    it. `says`: the expressions that it computes, for people only: a fingerprint leaves them out, as
+    it does the functions of others.
     """
 
     name: str
@@ -337,6 +338,7 @@ class OperatorNode:
     global_stores: tuple[str, ...] = ()
     terms: tuple[str, ...] = ()
     fans_out: bool = False
+    says: str = ""
 
     @property
     def only_reads(self) -> bool:

@@ -43,7 +43,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reports
     """
     home = tmp_path_factory.mktemp("environment")
     wheel = built_wheel(tmp_path_factory.mktemp("wheel"))
-    python = installed(wheel, home, extras=["testing"]) / "python"
+    python = installed(wheel, home, extras=["testing", "columns"]) / "python"
     folder = tmp_path_factory.mktemp("project")
     for sample in (PIPELINE, MISTAKES):
         shutil.copy(sample, folder)

@@ -21,6 +21,7 @@ SS = "import statestore as ss; "
 RUN = "b = ss.StreamsBuilder(); b.stream('in').to('out'); ss.run(b.build(), {}, spark=1)"
 REGISTRY = "ss.serdes.avro('long', registry=ss.SchemaRegistry('http://x'))"
 S3 = "from statestore.targets import FsspecTarget; FsspecTarget('s3://bucket/exports')"
+POLARS = "from statestore.topology.dsl.given import by_columns; by_columns('filter')"
 # What Python is given, in an environment without any extra, and the extra that it needs.
 DOORS = [
     (("-m", "statestore", "kafka", "start"), "testing"),
@@ -34,6 +35,7 @@ DOORS = [
     (("-c", SS + REGISTRY), "schema-registry"),
     (("-c", SS + RUN), "spark"),
     (("-c", S3), "s3"),
+    (("-c", POLARS), "columns"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""KStream: what a pipeline is written with, with `joinable_streams`, `grouped_streams`, `ktables`.
+"""KStream: what a pipeline is written with, with the modules beside it.
 
 Nothing runs here. A callable that cannot work is refused with the name of its operator: Misuse if
 it does not take the right number of arguments or if calling it would run nothing. Keys and values
@@ -23,13 +23,13 @@ from statestore.stores.specs import StoreSpec
 from statestore.topology import arrow_operators as arrow
 from statestore.topology import missing_methods
 from statestore.topology import operators as ops
-from statestore.topology.aggregates.grouping import Grouping
 from statestore.topology.arrow_operators import ArrowFunction
 from statestore.topology.callbacks import check_arity, check_factory, takes_key
-from statestore.topology.dsl import grouped_streams, ktables, sinks
+from statestore.topology.dsl import ktables, sinks
 from statestore.topology.dsl.branches import branched
+from statestore.topology.dsl.given import Expression, by_columns, is_expression
+from statestore.topology.dsl.groupable_streams import GroupableStream
 from statestore.topology.dsl.joinable_streams import JoinableStream, JoinTerms
-from statestore.topology.flows import Flow
 from statestore.topology.joins import co_partitioned
 from statestore.topology.joins.global_tables import GlobalKTable, joined_with, refuse_key
 from statestore.topology.joins.join_windows import require_windows
@@ -51,26 +51,38 @@ VF = TypeVarWithDefault("VF", default=Any)
 
 
 @missing_methods.explains(missing_methods.OF_STREAMS)
-class KStream(JoinableStream[K_co, V_co]):
+class KStream(GroupableStream[K_co, V_co], JoinableStream[K_co, V_co]):
     """A stream of records. Every method returns a new stream, and this one stays usable.
 
     `name` is the name of the operator in the topology; without it, one is generated.
     """
 
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
-
     def filter(
-        self, predicate: Callable[[K_co, V_co], object], *, name: str | None = None
+        self,
+        predicate: Callable[[K_co, V_co], object] | Expression,
+        *,
+        name: str | None = None,
     ) -> "KStream[K_co, V_co]":
-        """Keep the records for which predicate(key, value) is true."""
+        """Keep the records for which predicate(key, value), or an expression, is true.
+
+        An expression of Polars has the fields of values as its columns; null is not true (extra
+        `columns`). Misuse if it does not fit the fields, or is not computed row by row.
+        """
+        if is_expression(predicate):
+            return KStream(by_columns("filter").filtered(self._flow, "filter", predicate, name))
         check_arity("filter", predicate, 2, name)
         return self._same("KSTREAM-FILTER", name, lambda n: ops.filtered(n, predicate))
 
     def filter_not(
-        self, predicate: Callable[[K_co, V_co], object], *, name: str | None = None
+        self,
+        predicate: Callable[[K_co, V_co], object] | Expression,
+        *,
+        name: str | None = None,
     ) -> "KStream[K_co, V_co]":
-        """Drop the records for which predicate(key, value) is true."""
+        """Drop the records for which predicate(key, value), or an expression, is true."""
+        if is_expression(predicate):
+            by = by_columns("filter_not")
+            return KStream(by.filtered(self._flow, "filter_not", predicate, name, keeps=False))
         check_arity("filter_not", predicate, 2, name)
         return self._same("KSTREAM-FILTER", name, lambda n: ops.rejected(n, predicate))
 
@@ -93,6 +105,22 @@ class KStream(JoinableStream[K_co, V_co]):
     @overload
     def map_values(
         self,
+        function: Mapping[str, Expression] | Expression,
+        *,
+        value_serde: Serde[V2],
+        name: str | None = None,
+    ) -> "KStream[K_co, V2]": ...
+    @overload
+    def map_values(
+        self,
+        function: Mapping[str, Expression] | Expression,
+        *,
+        value_serde: None = None,
+        name: str | None = None,
+    ) -> "KStream[K_co, Any]": ...
+    @overload
+    def map_values(
+        self,
         function: Callable[[V_co], V2],
         *,
         value_serde: Serde[V2] | None = None,
@@ -108,15 +136,22 @@ class KStream(JoinableStream[K_co, V_co]):
     ) -> "KStream[K_co, V2]": ...
     def map_values(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., Any] | Mapping[str, Expression] | Expression,
         *,
         value_serde: Serde[Any] | None = None,
         name: str | None = None,
     ) -> "KStream[K_co, Any]":
         """Replace each record's value with function(value) or function(key, value).
 
-        The key stays.
+        The key stays. A dict of Polars expressions gives a value with these fields, and a single
+        expression gives its result, over the fields of the old value (extra `columns`). Without
+        `value_serde`, these values are JSON of the expressions' types. A record without a value
+        stays without one. Misuse if an expression does not fit the fields or the serde, or is not
+        computed row by row.
         """
+        if isinstance(function, Mapping) or is_expression(function):
+            by = by_columns("map_values")
+            return KStream(by.mapped_values(self._flow, function, value_serde, name))
         with_key = takes_key("map_values", function, 1, name)
         node = self._flow.add(
             "KSTREAM-MAPVALUES", name, lambda n: ops.mapped_values(n, function, with_key=with_key)
@@ -207,19 +242,6 @@ class KStream(JoinableStream[K_co, V_co]):
             fans_out=True,
         )
         return KStream(self._flow.revalued(node, value_serde))
-
-    def select_key(
-        self,
-        function: Callable[[K_co, V_co], K2],
-        *,
-        key_serde: Serde[K2] | None = None,
-        name: str | None = None,
-    ) -> "KStream[K2, V_co]":
-        """Replace each record's key with function(key, value); the value stays."""
-        check_arity("select_key", function, 2, name)
-        node = self._flow.add("KSTREAM-KEY-SELECT", name, lambda n: ops.keyed(n, function))
-        flow = self._flow.keyed_anew(node, key_serde=key_serde, value_serde=self._flow.value_serde)
-        return KStream(flow)
 
     def peek(
         self, function: Callable[[K_co, V_co], object], *, name: str | None = None
@@ -383,35 +405,6 @@ class KStream(JoinableStream[K_co, V_co]):
         history retention, the table keeps its versions (KIP-889, KIP-914).
         """
         return ktables.KTable(self._flow.tabled(materialized, name))
-
-    def group_by_key(
-        self, *, name: str | None = None
-    ) -> "grouped_streams.KGroupedStream[K_co, V_co]":
-        """Group by the key; records are repartitioned only if an operator changed their keys.
-
-        The repartition topic is named after `name`, or else after the aggregate's store.
-        """
-        return grouped_streams.KGroupedStream(Grouping(self._flow, name))
-
-    def group_by(
-        self: "KStream[K, V | None]",
-        function: Callable[[K, V], K2],
-        *,
-        key_serde: Serde[K2] | None = None,
-        value_serde: Serde[V] | None = None,
-        name: str | None = None,
-    ) -> "grouped_streams.KGroupedStream[K2, V]":
-        """Group by function(key, value), through a repartition topic with these serdes.
-
-        The topic is named after `name`, or else after the aggregate's store.
-        """
-        check_arity("group_by", function, 2, name)
-        flow = self._flow
-        node = flow.add("KSTREAM-KEY-SELECT", None, lambda n: ops.keyed(n, function))
-        keyed = flow.keyed_anew(node, value_serde=value_serde or flow.value_serde)
-        return grouped_streams.KGroupedStream(
-            Grouping(replace(keyed, key_serde=key_serde or keyed.key_serde), name, "group_by()")
-        )
 
     def process(
         self,

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, assert_type
 
 import msgspec
+import polars as pl
 
 import statestore as ss
 from statestore import serdes
@@ -205,6 +206,19 @@ def topology() -> ss.Topology:
     return builder.build()
 
 
+def by_expressions(orders: ss.KStream[str, Order]) -> None:
+    cents = pl.col("cents")
+    assert_type(orders.filter(cents > 100), ss.KStream[str, Order])
+    assert_type(orders.map_values({"euros": cents / 100}), ss.KStream[str, Any])
+    assert_type(orders.map_values({"n": cents}, value_serde=ORDER), ss.KStream[str, Order])
+    assert_type(orders.map_values(cents, value_serde=serdes.INT64), ss.KStream[str, int])
+    assert_type(orders.select_key(cents), ss.KStream[Any, Order])
+    assert_type(orders.select_key(cents, key_serde=serdes.INT64), ss.KStream[int, Order])
+    assert_type(orders.group_by(cents), ss.KGroupedStream[Any, Order])
+    by_cents = orders.group_by(cents, key_serde=serdes.INT64)
+    assert_type(by_cents, ss.KGroupedStream[int, Order])
+
+
 def stateless(orders: ss.KStream[str, Order]) -> None:
     dear = orders.filter(lambda key, order: order.cents > 100)
     assert_type(dear, ss.KStream[str, Order])
@@ -214,6 +228,7 @@ def stateless(orders: ss.KStream[str, Order]) -> None:
     assert_type(in_arrow, ss.KStream[str, int])
     assert_type(dear.map_values_arrow(later_column_of), ss.KStream[str, Any])
     assert_type(cents, ss.KStream[str, int])
+    by_expressions(orders)
     keyed = dear.map_values(lambda key, order: (key, order.cents))
     assert_type(keyed, ss.KStream[str, tuple[str, int]])
     assert_type(cents.flat_map_values(lambda key, n: [key] * n), ss.KStream[str, str])

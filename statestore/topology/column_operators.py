@@ -1,0 +1,172 @@
+"""Operators that take Polars expressions in place of functions. Loads Polars.
+
+The nodes have the names of those that take functions, so one can take the other's place in a
+deployed topology.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import polars as pl
+import pyarrow as pa
+
+from statestore import serdes
+from statestore.errors import Misuse
+from statestore.model.batch import Batch, Column
+from statestore.model.records import Serde
+from statestore.serdes.derived_json import derived_json, shape_of
+from statestore.topology.arrow_operators import encoded_column
+from statestore.topology.arrow_results import fitted
+from statestore.topology.expressions import WHOLE, Expressions
+from statestore.topology.failures import InArrow
+from statestore.topology.flows import Flow
+from statestore.topology.nodes import Build, Forward, NodeContext, Push
+
+_KEYS: Final[tuple[tuple[type, Serde[Any]], ...]] = (
+    (str, serdes.STRING),
+    (int, serdes.INT64),
+    (float, serdes.FLOAT64),
+    (bytes, serdes.BYTES),
+    (bool, serdes.BOOLEAN),
+)
+"""Types of keys, and the serdes that they have unless another is given."""
+
+
+def filtered(
+    flow: Flow, verb: str, predicate: Any, name: str | None, *, keeps: bool = True
+) -> Flow:
+    """Return the stream of the records for which the expression is true or, not `keeps`, is not.
+
+    Misuse if it gives no booleans.
+    """
+    where, serde, given = _place(verb, name), flow.value_serde, {WHOLE: predicate}
+    made = Expressions(where, serde, given)
+    if made.types[WHOLE] != pl.Boolean:
+        raise Misuse(f"{where}: {predicate} is {made.types[WHOLE]}, want Boolean: compare it")
+
+    def make(node: str) -> Build:
+        def build(_context: NodeContext, forward: Forward) -> Push:
+            held = Expressions(where, serde, given)
+
+            def push(batch: Batch) -> None:
+                mask = held.of(node, batch)[WHOLE].fill_null(value=False)
+                kept = (mask if keeps else ~mask).arg_true().to_list()
+                if kept:
+                    forward(batch if len(kept) == len(batch) else batch.take(kept), None)
+
+            return push
+
+        return build
+
+    text = str(made) if keeps else f"not {made}"
+    return flow.same(flow.add("KSTREAM-FILTER", name, make, says=text))
+
+
+def mapped_values(flow: Flow, given: Any, value_serde: Serde[Any] | None, name: str | None) -> Flow:
+    """Return the stream whose values are those of an expression or, of a dict, structs of several.
+
+    Without a serde, the values are JSON of the expressions' types. Misuse if the serde has others.
+    """
+    where, source = _place("map_values", name), flow.value_serde
+    whole = not isinstance(given, Mapping)
+    named = {WHOLE: given} if whole else dict(given)
+    if not named:
+        raise Misuse(f"{where}: the dict has no expressions: pass {{name: expression}}")
+    made = Expressions(where, source, named)
+    kind = _assembled(made.types, whole=whole)
+    serde = derived_json(shape_of(kind, where)) if value_serde is None else value_serde
+    form = serde.arrow_form()
+    if form is None:
+        raise Misuse(
+            f"{where}: the serde {serde.name} has no columns: leave out value_serde, or pass "
+            "one that has, as serdes.json(Type)"
+        )
+    try:
+        fitted(pa.nulls(0, kind), form.type, "the value")
+    except (TypeError, pa.ArrowException) as error:
+        raise Misuse(
+            f"{where}: {error}; write the expressions so, or pass another value_serde"
+        ) from error
+
+    def make(node: str) -> Build:
+        def build(_context: NodeContext, forward: Forward) -> Push:
+            held, written = Expressions(where, source, named), serde.arrow_form()
+            assert written is not None
+
+            def push(batch: Batch) -> None:
+                column = _joined(held.of(node, batch), whole=whole)
+                rows = encoded_column(node, batch, column, InArrow(serde, written))
+                forward(batch.with_columns(values=Column(raw=rows, serde=serde)), None)
+
+            return push
+
+        return build
+
+    node = flow.add("KSTREAM-MAPVALUES", name, make, says=str(made))
+    return replace(flow, node=node, value_serde=serde)
+
+
+def keyed(
+    flow: Flow,
+    verb: str,
+    given: Any,
+    key_serde: Serde[Any] | None,
+    name: str | None,
+    label: str = "",
+) -> Flow:
+    """Return the stream whose keys are the values of an expression; `label` is for messages.
+
+    Without a serde, keys have that of the expression's type. Misuse if the serde has another.
+    """
+    where, serde, named = _place(verb, label or name), flow.value_serde, {WHOLE: given}
+    made = Expressions(where, serde, named)
+    keys = _key_serde(where, made, key_serde)
+
+    def make(node: str) -> Build:
+        def build(_context: NodeContext, forward: Forward) -> Push:
+            held = Expressions(where, serde, named)
+
+            def push(batch: Batch) -> None:
+                found = held.of(node, batch)[WHOLE].to_list()
+                forward(batch.with_columns(keys=Column(objects=found)), None)
+
+            return push
+
+        return build
+
+    node = flow.add("KSTREAM-KEY-SELECT", name, make, says=str(made))
+    return flow.keyed_anew(node, key_serde=keys, value_serde=serde)
+
+
+def _place(verb: str, name: str | None) -> str:
+    return verb if name is None else f"{verb} {name!r}"
+
+
+def _key_serde(where: str, made: Expressions, given: Serde[Any] | None) -> Serde[Any]:
+    """Return the serde of keys that an expression makes; Misuse if they do not fit it."""
+    kind = made.types[WHOLE].to_python() if made.types[WHOLE] != pl.Null else type(None)
+    own = next((serde for of, serde in _KEYS if of is kind), None)
+    if given is None:
+        if own is None:
+            raise Misuse(f"{where}: {made} is {made.types[WHOLE]}: pass key_serde=…, its serde")
+        return own
+    wanted = next((of for of, serde in _KEYS if serde is given), None)
+    if wanted is not None and kind is not wanted and not (wanted is float and kind is int):
+        raise Misuse(
+            f"{where}: {made} is {made.types[WHOLE]}, which is not {given.name}: cast it, or pass "
+            "another key_serde"
+        )
+    return given
+
+
+def _assembled(types: Mapping[str, Any], *, whole: bool) -> pa.DataType:
+    """Return the Arrow type of values with results of these types."""
+    return _joined({name: pl.Series(dtype=kind) for name, kind in types.items()}, whole=whole).type
+
+
+def _joined(found: Mapping[str, pl.Series], *, whole: bool) -> pa.Array:
+    columns = {name: one.rechunk().to_arrow() for name, one in found.items()}
+    if whole:
+        return columns[WHOLE]
+    return pa.StructArray.from_arrays(list(columns.values()), names=list(columns))

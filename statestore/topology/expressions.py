@@ -1,0 +1,274 @@
+"""Polars expressions over the values of records, in place of functions. Loads Polars.
+
+An expression is evaluated for many records at once, so it is taken only if each row of its result
+comes from the same row of its columns: then no result depends on where batches end. Polars itself
+does not tell that of a whole expression, so each of its parts is looked at. What is not known to be
+computed row by row is refused where the pipeline is written, and so are columns and types that do
+not fit.
+
+Values are decoded by their serde, one by one (docs/adr/0044). Only the fields that an expression
+names become columns. A record that cannot be computed fails alone: it is found by halving, since no
+row depends on another one.
+"""
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import polars as pl
+import pyarrow as pa
+
+from statestore.errors import Misuse
+from statestore.model.batch import Batch
+from statestore.model.records import Serde
+from statestore.serdes.arrow_forms import TypedForm
+from statestore.topology.failures import Finding, InArrow, Stage, decoded, decoded_in_arrow, failed
+
+WHOLE: Final = "value"
+"""The column of values that have no fields."""
+_OF_MANY: Final = frozenset(
+    {
+        "AllHorizontal",
+        "AnyHorizontal",
+        "AsStruct",
+        "Atan2",
+        "Clip",
+        "Coalesce",
+        "ConcatHorizontal",
+        "FillNull",
+        "Format",
+        "IsBetween",
+        "IsClose",
+        "MaxHorizontal",
+        "MeanHorizontal",
+        "MinHorizontal",
+        "Pow",
+        "SumHorizontal",
+    }
+)
+"""Functions that take several columns row by row; others may look up a row in a whole column."""
+_FAMILIES: Final = frozenset(
+    {
+        *("ArrayExpr", "BinaryExpr", "Bitwise", "Boolean", "ListExpr", "StringExpr"),
+        *("StructExpr", "TemporalExpr", "Trigonometry"),
+    }
+)
+"""What functions are listed under."""
+_BY_CHANCE: Final = frozenset({"Random", "Sample", "Shuffle"})
+Cells = Callable[[int, int], dict[str, pa.Array]]
+"""From the first place and the one behind the last to the columns of these records."""
+
+
+class Expressions:
+    """Expressions over the values of one serde, by the names of their results."""
+
+    def __init__(self, where: str, serde: Serde[Any], expressions: Mapping[str, Any]) -> None:
+        """Misuse, naming `where`, if one cannot be computed row by row of such values."""
+        form = serde.arrow_form()
+        if form is None:
+            raise Misuse(
+                f"{where}: the value has the serde {serde.name}, which says nothing about columns: "
+                "pass value_serde=serdes.json(Type) to the source, or use a function"
+            )
+        self._how = InArrow(serde, form)
+        self._made = {name: _own(where, name, one) for name, one in expressions.items()}
+        self._names = sorted({name for one in self._made.values() for name in _roots(one)})
+        types = _types(form.type)
+        for name in self._names:
+            if name not in types:
+                raise Misuse(
+                    f"{where}: there is no column {name!r} in {serde.name}, which has "
+                    f"{', '.join(types)}"
+                )
+        self._types = {name: types[name] for name in self._names}
+        self.types = self._checked(where)
+
+    def _checked(self, where: str) -> dict[str, Any]:
+        """Return the Polars types of the results."""
+        for name, kind in self._types.items():
+            _check_type(f"{where}: the column {name!r}", kind)
+        empty = {name: pa.array([], kind) for name, kind in self._types.items()}
+        found = {}
+        for name, one in self._made.items():
+            try:
+                found[name] = _computed({name: one}, empty, 0)[name].dtype
+            except Exception as error:
+                columns = ", ".join(f"{c} {_series(empty[c]).dtype}" for c in _roots(one))
+                raise Misuse(
+                    f"{where}: {one} does not fit the columns ({columns or 'none'}): "
+                    f"{str(error).splitlines()[0]}"
+                ) from error
+        return found
+
+    def __str__(self) -> str:
+        return ", ".join(
+            str(one) if name == WHOLE else f"{name}={one}" for name, one in self._made.items()
+        )
+
+    def of(self, node: str, batch: Batch) -> dict[str, pl.Series]:
+        """Return the results for a batch; NodeFailed if some records do not decode or compute."""
+        cells = self._cells(node, batch)
+        try:
+            return self._some(cells, 0, len(batch))
+        except Exception as error:
+            found = list(_failing(lambda lo, hi: self._some(cells, lo, hi), 0, len(batch)))
+            raise failed(Stage.PROCESSING, node, batch, error, found=found, certain=True) from error
+
+    def _some(self, cells: Cells, low: int, high: int) -> dict[str, pl.Series]:
+        found = _computed(self._made, cells(low, high), high - low)
+        for name, one in found.items():
+            if one.dtype != self.types[name]:
+                raise TypeError(f"{self._made[name]} is {one.dtype}, want {self.types[name]}")
+        return found
+
+    def _cells(self, node: str, batch: Batch) -> Cells:
+        form, names = self._how.form, self._names
+        if isinstance(form, TypedForm):
+            values = decoded(node, batch, "value")
+            return lambda low, high: form.columns(values[low:high], names, whole=WHOLE)
+        whole = decoded_in_arrow(node, batch, "value", self._how)
+        if pa.types.is_struct(whole.type):
+            parts = {one: whole.type.get_field_index(one) for one in names}
+            flat = whole.flatten()
+            children = {one: flat[place] for one, place in parts.items()}
+        else:
+            children = dict.fromkeys(names, whole)
+        return lambda low, high: {n: one[low:high] for n, one in children.items()}
+
+
+def _types(kind: pa.DataType) -> dict[str, pa.DataType]:
+    return {one.name: one.type for one in kind} if pa.types.is_struct(kind) else {WHOLE: kind}
+
+
+def _check_type(what: str, kind: pa.DataType) -> None:
+    if pa.types.is_decimal256(kind) or any(
+        pa.types.is_decimal256(kind.field(i).type) for i in range(kind.num_fields)
+    ):
+        # Polars would panic.
+        raise Misuse(f"{what} is {kind}, which Polars does not have: use a function")
+
+
+def _series(column: pa.Array) -> pl.Series:
+    found = pl.from_arrow(column)
+    assert isinstance(found, pl.Series)
+    return found
+
+
+def _computed(
+    made: Mapping[str, pl.Expr], columns: Mapping[str, pa.Array], count: int
+) -> dict[str, pl.Series]:
+    """Return the results of so many rows; a literal is repeated."""
+    frame = pl.DataFrame({name: _series(one) for name, one in columns.items()})
+    if not columns:
+        frame = pl.DataFrame({"": pl.repeat(0, count, eager=True)})
+    # By numbers, since a result may have the name of a column, which others still read.
+    numbered = {f"={place}": one for place, one in enumerate(made.values())}
+    found = frame.with_columns(**numbered)
+    return {name: found[number] for name, number in zip(made, numbered, strict=True)}
+
+
+def _failing(attempt: Callable[[int, int], object], low: int, high: int) -> Iterator[Finding]:
+    """Yield the places for which `attempt` raises, given that no place depends on another one."""
+    if low == high:
+        return
+    try:
+        attempt(low, high)
+    except Exception as cause:  # noqa: BLE001  # Polars and Arrow raise many kinds
+        if high - low == 1:
+            yield low, cause
+            return
+        middle = (low + high) // 2
+        yield from _failing(attempt, low, middle)
+        yield from _failing(attempt, middle, high)
+
+
+def _own(where: str, name: str, given: Any) -> pl.Expr:
+    """Return an expression whose every part is known to be computed row by row; else Misuse."""
+    if not isinstance(given, pl.Expr):
+        raise Misuse(
+            f"{where}: {name!r} is a {type(given).__name__}, want a Polars expression: write a "
+            f"column as pl.col({given!r}), and a constant as pl.lit({given!r})"
+        )
+    try:
+        written = json.loads(given.meta.serialize(format="json"))
+    except Exception as error:
+        raise Misuse(f"{where}: {given} cannot be read ({error}): use a function") from error
+    for part in _parts(written):
+        why = _why_not(part)
+        if why is not None:
+            raise Misuse(
+                f"{where}: {given} {why}. Records come in batches of any size, so an expression "
+                "must be computed row by row: use a function, or an aggregate of ss.agg"
+            )
+    return given
+
+
+def _parts(written: Any) -> Iterator[Any]:
+    """Yield the parts of an expression, itself first."""
+    yield written
+    match written:
+        case {"Alias": [inner, _]}:
+            yield from _parts(inner)
+        case {"Cast": {"expr": inner}}:
+            yield from _parts(inner)
+        case {"BinaryExpr": {"left": left, "right": right}}:
+            yield from _parts(left)
+            yield from _parts(right)
+        case {"Ternary": {"predicate": one, "truthy": two, "falsy": three}}:
+            for inner in (one, two, three):
+                yield from _parts(inner)
+        case {"Function": {"input": inputs}}:
+            for inner in inputs:
+                yield from _parts(inner)
+
+
+def _why_not(part: Any) -> str | None:
+    """Return why a part is not known to be computed row by row; None: it is."""
+    match part:
+        case {"Column": str()} | {"Alias": _} | {"BinaryExpr": _} | {"Ternary": _}:
+            return None
+        case {"Literal": {"Dyn": _} | {"Scalar": _}}:
+            return None
+        case {"Literal": _}:
+            return "has a series in it, which has rows of its own"
+        case {"Cast": {"dtype": dtype}}:
+            numbered = "Categorical" in json.dumps(dtype)
+            return "gives texts numbers that depend on earlier texts" if numbered else None
+        case {"Function": {"function": function, "input": inputs}}:
+            return _why_not_function(part, function, inputs)
+        case {"AnonymousFunction": _}:
+            return "calls a function of Python"
+        case {"Agg": _} | "Len" | {"Len": _}:
+            return "aggregates rows"
+        case {"Over": _} | {"Window": _}:
+            return "looks at other rows"
+        case {"Selector": _}:
+            return "names its columns by a pattern"
+    kind = next(iter(part)) if isinstance(part, dict) and part else str(part)
+    return f"has a part of the kind {kind}, which is not known to be computed row by row"
+
+
+def _why_not_function(part: Any, function: Any, inputs: Sequence[Any]) -> str | None:
+    name = _name_of(function)
+    meta = pl.Expr.deserialize(io.BytesIO(json.dumps(part).encode()), format="json").meta
+    if not meta.is_row_separable() or name in _BY_CHANCE:
+        return f"has the function {name}, which does not take each row by itself"
+    roots = [any("Column" in p for p in _parts(i) if isinstance(p, dict)) for i in inputs]
+    if not (meta.is_length_preserving() or (meta.is_scalar() and not any(roots))):
+        return f"has the function {name}, which makes more or fewer rows"
+    if any(roots[1:]) and name not in _OF_MANY:
+        return f"has the function {name} with a column as its argument"
+    return None
+
+
+def _name_of(function: Any) -> str:
+    """Return the name of a function: Contains of {"StringExpr": {"Contains": …}}."""
+    if isinstance(function, dict) and len(function) == 1:
+        outer, inner = next(iter(function.items()))
+        return _name_of(inner) if outer in _FAMILIES else str(outer)
+    return str(function)
+
+
+def _roots(one: pl.Expr) -> list[str]:
+    return list(dict.fromkeys(one.meta.root_names()))
