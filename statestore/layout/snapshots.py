@@ -194,6 +194,12 @@ class TaskSnapshots:
         publish(lease, msgspec.json.encode(_SnapshotLease(expires_ms)))
         return True
 
+    def expires_ms(self, snapshot_id: str) -> int | None:
+        """Return until when a published snapshot is leased; None if it is gone."""
+        way_out = "take another snapshot"
+        lease = documents.read(self.path(snapshot_id) / _LEASE, _SnapshotLease, way_out=way_out)
+        return None if lease is None else lease.expires_ms
+
     def sweep(self, now_ms: int) -> list[str]:
         """Remove expired requests and snapshots; return their ids."""
         stale = []

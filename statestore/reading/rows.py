@@ -14,6 +14,7 @@ from statestore.operations.audits.perform import log_side
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
 from statestore.operations.looking.at_rest import StoresAtRest, open_reader
+from statestore.reading.splits import Split, split_reader
 from statestore.reading.views import StoreView
 from statestore.stores.kinds.kind import AnyReader, Columns, StoreKind
 from statestore.stores.kinds.registry import kind_named
@@ -51,6 +52,11 @@ class Narrowed(NamedTuple):
     begins_least_ms: int | None = None
     begins_most_ms: int | None = None
     ends_least_ms: int | None = None
+
+    @property
+    def divisible(self) -> bool:
+        """Whether rows are walked through, so that they can be divided; else they are looked up."""
+        return self.keys is None and (self.low is None or self.low != self.high)
 
 
 ALL: Final = Narrowed()
@@ -96,13 +102,20 @@ def committed_rows(
     as_of_ms: int | None = None,
     times: Times | None = None,
     part: Narrowed = ALL,
+    split: Split | None = None,
 ) -> Iterator[Columns]:
     """The rows that the store of one stream task holds as last committed, from a snapshot.
 
     `as_of_ms`: of a store with history, the versions valid then; `times`: those of a span; None:
-    all of them. `part`: other rows than these may be left out.
+    all of them. `part`: other rows than these may be left out. `split`: those of a split alone,
+    of a `part` that is `divisible`.
     """
     view = parts.view
+    if split is not None:
+        assert part.divisible
+        with split_reader(environment, view, split) as reader:
+            yield from _read(reader, view.kind, as_of_ms, times, part, by_key=True)
+        return
     if parts.export is not None:
         exports = Exports.of(environment)
         partition = TaskId.parse(stream_task).partition
@@ -168,10 +181,16 @@ def logged_rows(
 
 
 def _read(
-    reader: AnyReader, kind: StoreKind, as_of_ms: int | None, times: Times | None, part: Narrowed
+    reader: AnyReader,
+    kind: StoreKind,
+    as_of_ms: int | None,
+    times: Times | None,
+    part: Narrowed,
+    *,
+    by_key: bool = False,
 ) -> Iterator[Columns]:
     if part.keys is None:
-        yield from _chunks(_entries(reader, kind, as_of_ms, times, part))
+        yield from _chunks(_entries(reader, kind, as_of_ms, times, part, by_key=by_key))
     elif kind.has_windows or (kind.keeps_history and as_of_ms is None):
         for key in part.keys:
             only = part._replace(keys=None, low=key, high=key)
@@ -184,14 +203,21 @@ def _read(
 
 
 def _entries(
-    reader: AnyReader, kind: StoreKind, as_of_ms: int | None, times: Times | None, part: Narrowed
+    reader: AnyReader,
+    kind: StoreKind,
+    as_of_ms: int | None,
+    times: Times | None,
+    part: Narrowed,
+    *,
+    by_key: bool = False,
 ) -> RowScan[Entry]:
+    """Scan the rows; `by_key`: the history of a key is looked for where the key is."""
     low, high = part.low, part.high
     if times is not None:
         return kind.versions(reader, low, high, from_ms=times.first_ms, to_ms=times.last_ms)
     if as_of_ms is not None:
         return reader.entries(low, high, as_of_ms=as_of_ms)
-    if part == ALL:
+    if part == ALL and not (by_key and kind.keeps_history):
         return reader.everything()
     if kind.keeps_history:
         return kind.versions(reader, low, high)

@@ -6,8 +6,9 @@
 
 Options are the flags of the command line in snake case (INTERFACE rule 13): state_dir,
 application_id, config, bootstrap_servers, target; store, partition, export, as_of, from_time,
-to_time, raw, typed, columns, pipeline; from_time and to_time, inclusive, give the versions valid in
-between; `changelog` = true reads the store's log, folded, instead of the store. Columns:
+to_time, raw, typed, columns, pipeline, splits, rows_per_split; from_time and to_time, inclusive,
+give the versions valid in between; `changelog` = true reads the store's log, folded, instead of
+the store. Columns:
 
     stream_task, partition, key, value                         of every store
     valid_from, valid_to                                       with history; valid_to null: latest
@@ -15,12 +16,15 @@ between; `changelog` = true reads the store's log, folded, instead of the store.
                                                                of the first and the last record
 
 A query sees each store as of its last commit, whether or not a run is on: each Spark partition
-takes a snapshot of its stream task. The serdes that the deployed topology describes decode keys and
-values, or with pipeline = module:function those of the pipeline, which the workers import, too.
-Values with fields become structs, as the serde's type or its recorded schema says. What has no type
-(JSON, MSGPACK, serdes of your own) becomes JSON text, and with typed = false so does all that has
-fields. raw = true gives bytes. columns = key,value leaves out the others: what is left out is not
-decoded. Times are of the type TIMESTAMP.
+takes a snapshot of its stream task. Big partitions are split by their rows, and all splits of one
+are of one snapshot: splits = how many, or rows_per_split = of about how many rows.
+
+The serdes that the deployed topology describes decode keys and values, or with pipeline =
+module:function those of the pipeline, which the workers import, too. Values with fields become
+structs, as the serde's type or its recorded schema says. What has no type (JSON, MSGPACK, serdes of
+your own) becomes JSON text, and with typed = false so does all that has fields. raw = true gives
+bytes. columns = key,value leaves out the others: what is left out is not decoded. Times are of the
+type TIMESTAMP.
 """
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
@@ -56,7 +60,7 @@ class TransactionalStore(DataSource):
         return ChangeReader(stream_plan_of(dict(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # ours comes back
-        """A reader with one Spark partition for each partition of the store."""
+        """A reader with a Spark partition for each split of each partition of the store."""
         if "audit" in self.options:
             return AuditReader(dict(self.options))
         if "changes" in self.options:

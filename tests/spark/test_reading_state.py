@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own way
 
 from statestore.spark.datasource import TransactionalStore
-from tests.contract import test_pushed_filters
+from tests.contract import test_pushed_filters, test_splits
 from tests.contract.test_typed_columns import NOON, made_state
 from tests.spark.local_spark import local_spark
 
@@ -100,9 +100,27 @@ def test_filters_are_shown_as_pushed_and_leave_the_same_rows(
     assert "IsNull(valid_to)" in shown["versions"]
 
 
-def explained(found: DataFrame) -> str:
-    """What explain() says of the filters that were pushed."""
+def test_a_store_is_read_in_splits_by_every_action(spark: SparkSession, tmp_path: Path) -> None:
+    keys = [b"%04d" % n for n in range(200)]
+    test_splits.kept("rows", keys, tmp_path)
+    rows = frame(spark, tmp_path, "rows", splits="4")
+    assert rows.rdd.getNumPartitions() == 4
+    # To sort them, Spark reads all splits twice; and a DataFrame may be collected again.
+    ordered = rows.orderBy(F.col("key").desc())
+    for _ in range(2):
+        assert [bytes(row["key"]) for row in ordered.collect()] == keys[::-1]
+    (counted,) = rows.groupBy("value").count().collect()
+    assert counted["count"] == len(keys)
+    assert "transactional_store" in physical(rows)
+
+
+def physical(found: DataFrame) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as said:
         found.explain(mode="formatted")
-    (line,) = [line for line in said.getvalue().splitlines() if "PushedFilters" in line]
+    return said.getvalue()
+
+
+def explained(found: DataFrame) -> str:
+    """What explain() says of the filters that were pushed."""
+    (line,) = [line for line in physical(found).splitlines() if "PushedFilters" in line]
     return line

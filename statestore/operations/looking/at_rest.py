@@ -7,8 +7,9 @@ of the store's kind (stores/kinds), over one `FileSource` per stream task, for a
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import NamedTuple, Protocol
 
 from statestore import serdes
@@ -265,8 +266,13 @@ def existing_application(layout: StateLayout) -> StateLayout:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Return the bytes of all files below a folder, which its owner may be writing."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # removed since it was listed
+            found = path.stat()
+            total += found.st_size if S_ISREG(found.st_mode) else 0
+    return total
 
 
 class HeldFiles(Protocol):

@@ -54,6 +54,11 @@ class Snapshot:
         self._lease_ms = lease_ms
         self._renew_s = clock.monotonic() + lease_ms / 2000
 
+    @property
+    def snapshot_id(self) -> str:
+        """By what another process finds it: see `Snapshots.held`."""
+        return self._id
+
     def store_dir(self, store: str) -> Path:
         """Return the folder of a store; an error says why it is not in the snapshot."""
         manifest = self.manifest
@@ -85,11 +90,7 @@ class Snapshot:
         if now_s < self._renew_s:
             return
         if not self._snapshots.renew(self._id, self._clock.now_ms() + self._lease_ms):
-            raise Unavailable(
-                f"the snapshot of task {self.manifest.stream_task} was removed when its lease of "
-                f"{self._lease_ms} ms had run out: take a new one, or raise "
-                "statestore.snapshot.lease.ms"
-            )
+            raise _gone(self.manifest.stream_task, self._lease_ms)
         self._renew_s = now_s + self._lease_ms / 2000
 
     def release(self) -> None:
@@ -101,6 +102,13 @@ class Snapshot:
 
     def __exit__(self, *_exc: object) -> None:
         self.release()
+
+
+def _gone(stream_task: str, lease_ms: int) -> Unavailable:
+    return Unavailable(
+        f"the snapshot of task {stream_task} was removed when its lease of {lease_ms} ms had run "
+        "out: take a new one, or raise statestore.snapshot.lease.ms"
+    )
 
 
 class Snapshots:
@@ -135,6 +143,27 @@ class Snapshots:
                 snapshots.withdraw(snapshot_id)
         lease_ms = settings.snapshot_lease_ms
         return Snapshot(folder, snapshot_id, manifest, clock=clock, lease_ms=lease_ms)
+
+    def held(self, task: TaskId, snapshot_id: str) -> Snapshot:
+        """Return a snapshot that another process has taken; Unavailable if it is gone.
+
+        Its lease is renewed once a quarter of it is over.
+        """
+        lease_ms, now_ms = self._settings.snapshot_lease_ms, self._clock.now_ms()
+        folder = self.layout.task_dir(task)
+        snapshots = TaskSnapshots(folder)
+        manifest, expires_ms = snapshots.manifest(snapshot_id), snapshots.expires_ms(snapshot_id)
+        if manifest is None or expires_ms is None:
+            raise _gone(str(task), lease_ms)
+        if expires_ms - now_ms < 3 * lease_ms / 4 and not snapshots.renew(
+            snapshot_id, now_ms + lease_ms
+        ):
+            raise _gone(str(task), lease_ms)
+        return Snapshot(folder, snapshot_id, manifest, clock=self._clock, lease_ms=lease_ms)
+
+    def sweep(self, task: TaskId) -> None:
+        """Remove the snapshots of a stream task whose leases have run out, and old requests."""
+        TaskSnapshots(self.layout.task_dir(task)).sweep(self._clock.now_ms())
 
     def _answer(
         self, task: TaskId, snapshots: TaskSnapshots, snapshot_id: str, ending: threading.Event

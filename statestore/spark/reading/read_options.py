@@ -12,6 +12,7 @@ from statestore.model.modes import parse_time, to_ms
 from statestore.operations.pipelines import StoreSerdes, load_pipeline
 from statestore.reading.changes import STARTS, STATE, logged_parts
 from statestore.reading.rows import StoreParts, Times, parts_of
+from statestore.reading.splits import COUNT_MAX, ROWS_EACH, SplitWish
 from statestore.reading.views import StoreView
 from statestore.runtime import Runtime
 from statestore.spark.reading.typed_columns import TIME, WAYS_OUT, ColumnDecoder, decoder_of
@@ -25,7 +26,11 @@ COMMON: Final = frozenset({
 _OF_CHANGES: Final = COMMON | {
     "changes", "startingoffsets", "maxoffsetspertrigger", "failondataloss",
 }  # fmt: skip
-_OF_ROWS: Final = COMMON | {"as_of", "from_time", "to_time", "changelog", "audit", "export"}
+_OF_ROWS: Final = COMMON | {
+    "as_of", "from_time", "to_time", "changelog", "audit", "export", "splits", "rows_per_split",
+}  # fmt: skip
+_ROWS_MAX: Final = 1_000_000_000_000
+_DIGITS_MAX: Final = 20
 
 
 class AskedColumns(NamedTuple):
@@ -71,6 +76,8 @@ class Plan(NamedTuple):
     as_of_ms: int | None
     changelog: bool
     times: Times | None = None
+    splits: SplitWish | None = None
+    """How partitions are split; None: one Spark task reads each."""
 
     @property
     def view(self) -> StoreView:
@@ -157,9 +164,41 @@ def plan_of(options: dict[str, str]) -> Plan:
         times = Times(_time_ms(options, "from_time"), _time_ms(options, "to_time"))
         if times.first_ms is not None and times.last_ms is not None and times > times[::-1]:
             raise Misuse(f"{NAME}: from_time is after to_time: swap them")
+    changelog = is_set(options, "changelog")
     return Plan(
-        columns_of(options, arguments, parts), as_of_ms, is_set(options, "changelog"), times
+        columns_of(options, arguments, parts),
+        as_of_ms,
+        changelog,
+        times,
+        _splits(options, whole=changelog or parts.export is not None),
     )
+
+
+def _splits(options: Mapping[str, str], *, whole: bool) -> SplitWish | None:
+    """Return how partitions are split; `whole`: what is read cannot be."""
+    given = [name for name in ("splits", "rows_per_split") if name in options]
+    if whole and given:
+        raise Misuse(
+            f"{NAME}: an export or a changelog is read by one Spark task for each partition: "
+            f"leave {given[0]} out"
+        )
+    if len(given) > 1:
+        raise Misuse(f"{NAME}: pass splits or rows_per_split, not both")
+    if whole:
+        return None
+    count = _number(options, "splits", COUNT_MAX)
+    rows_each = _number(options, "rows_per_split", _ROWS_MAX)
+    return None if count == 1 else SplitWish(count, rows_each or ROWS_EACH)
+
+
+def _number(options: Mapping[str, str], name: str, most: int) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    found = int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS_MAX else 0
+    if not 1 <= found <= most:
+        raise Misuse(f"{NAME}: {name} = {text!r}: want a whole number from 1 to {most}")
+    return found
 
 
 def arguments_of(options: Mapping[str, str], known: frozenset[str]) -> StateArguments:

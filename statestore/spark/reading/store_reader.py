@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from statestore import serdes
 from statestore.reading.rows import ALL, committed_rows, logged_rows
+from statestore.reading.splits import Split, plan_splits
 from statestore.runtime import Runtime
 from statestore.spark.reading.pushed_filters import PushedFilters
 from statestore.spark.reading.read_options import AskedColumns, Plan
@@ -19,11 +20,12 @@ _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class StorePartition(InputPartition):
-    """The part of a store that one stream task owns."""
+    """The part of a store that one stream task owns, or a split of it."""
 
-    def __init__(self, stream_task: str, partition: int) -> None:
+    def __init__(self, stream_task: str, partition: int, split: Split | None = None) -> None:
         self.stream_task = stream_task
         self.partition = partition
+        self.split = split
 
     @property
     def place(self) -> tuple[str, int]:
@@ -39,10 +41,22 @@ class StoreReader(DataSourceReader):
         self._pushed: PushedFilters | None = None
 
     def partitions(self) -> list[InputPartition]:
-        """One for each stream task that has the store, and may have rows that are asked for."""
-        pushed, tasks = self._pushed, self._plan.columns.parts.tasks
+        """One for each split of a stream task that has the store, and may have wanted rows."""
+        pushed, plan = self._pushed, self._plan
         # Spark makes a partition of its own if there is none.
-        return [StorePartition(*task) for task in tasks if pushed is None or pushed.wants(*task)]
+        tasks = [task for task in plan.columns.parts.tasks if pushed is None or pushed.wants(*task)]
+        part = ALL if pushed is None else pushed.part()
+        if plan.splits is None or not part.divisible:
+            return [StorePartition(*task) for task in tasks]
+        with Runtime(plan.columns.arguments.settings()) as runtime:
+            names = [name for name, _ in tasks]
+            splits = plan_splits(runtime, plan.view, names, plan.splits, part.low, part.high)
+        none: list[Split | None] = [None]
+        return [
+            StorePartition(*task, split)
+            for task, found in zip(tasks, splits, strict=True)
+            for split in found or none
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part, in chunks."""
@@ -68,6 +82,7 @@ class StoreReader(DataSourceReader):
                     as_of_ms=plan.as_of_ms,
                     times=plan.times,
                     part=ALL if pushed is None else pushed.part(),
+                    split=partition.split,
                 )
             for found in lots:
                 rows = found if pushed is None else pushed.of(found)
