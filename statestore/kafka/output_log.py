@@ -4,14 +4,19 @@ It has two partitions, because transactions hold back readers of committed recor
 read at once is not written to the partition of the transactions.
 """
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import time_ns
+
+from confluent_kafka import KafkaException
 
 from statestore.errors import Misuse
 from statestore.kafka.admin import Admin
 from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.clients import Trouble
 from statestore.kafka.cluster import KafkaCluster
+from statestore.kafka.error_codes import translated
 from statestore.kafka.sender import Sender
 from statestore.model.ids import TopicPartition
 from statestore.model.records import BYTES
@@ -36,8 +41,6 @@ class KafkaOutputLog:
         self._settings = settings
         self._topic = topic
         self._admin = Admin(settings)
-        self._trouble = Trouble()
-        self._sender: Sender | None = None
 
     def create(self) -> None:
         """Create the topic if it is missing; Misuse if it is not fit."""
@@ -56,19 +59,18 @@ class KafkaOutputLog:
 
     def append(self, entries: Sequence[LogEntryBytes]) -> dict[int, int]:
         """Append outside of transactions; return the offset after the last of each partition."""
-        if self._sender is None:
-            self._sender = Sender(self._settings, {}, self._trouble)
-        sender, now_ms = self._sender, time_ns() // 1_000_000
-        wanted = {entry.partition for entry in entries}
-        sender.forget()
-        # The broker does not tell the offset of a record that the client had to send twice.
-        while wanted - {tp.partition for tp in sender.ends}:
-            for partition, key, value in entries:
-                records = Records(self._topic, [key], [value], [now_ms], partition)
-                sender.send(records, each=None, last=sender.on_tracked)
-            sender.flush()
-            sender.raise_failure()
-        return {tp.partition: end for tp, end in sender.ends.items()}
+        with _lasting_sender(self._settings) as sender:
+            sender.forget()
+            wanted = {TopicPartition(self._topic, entry.partition) for entry in entries}
+            # The broker does not tell the offset of a record that the client had to send twice.
+            while wanted - set(sender.ends):
+                for partition, key, value in entries:
+                    now_ms = time_ns() // 1_000_000
+                    records = Records(self._topic, [key], [value], [now_ms], partition)
+                    sender.send(records, each=sender.on_report, last=sender.on_tracked)
+                sender.flush()
+                sender.raise_failure()
+            return {tp.partition: end for tp, end in sender.ends.items()}
 
     def read(self, partition: int, start: int, end: int) -> list[bytes | None]:
         """Return the values of committed records from `start` to `end`, exclusive.
@@ -90,7 +92,25 @@ class KafkaOutputLog:
         return self._admin.partitions(topics)
 
     def close(self) -> None:
-        """Close the connections."""
-        if self._sender is not None:
-            self._sender.close()
+        """Close the connections, except that of `append`, which the process keeps."""
         self._admin.close()
+
+
+_senders: dict[tuple[int, str], Sender] = {}
+"""By process, because a client does not survive a fork, and by settings."""
+
+
+@contextmanager
+def _lasting_sender(settings: Settings) -> Iterator[Sender]:
+    """Give a client that this process keeps, unless it fails.
+
+    A new one waits for half a second before its first record: it asks for a producer id before it
+    is connected, and again after that time. Spark uses its Python processes again and again.
+    """
+    place = os.getpid(), repr(sorted(settings.to_mapping().items()))
+    sender = _senders.pop(place, None) or Sender(settings, {}, Trouble())
+    try:
+        yield sender
+    except KafkaException as failure:
+        raise translated(failure, "write to a log of an output") from failure
+    _senders[place] = sender

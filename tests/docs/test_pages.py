@@ -33,6 +33,7 @@ STARTS = {
     "guides-security": [pytest.mark.kafka, pytest.mark.thorough],
     "guides-serving": [pytest.mark.kafka],
     "guides-spark": [pytest.mark.kafka, pytest.mark.spark, pytest.mark.thorough],
+    "guides-spark-sink": [pytest.mark.kafka, pytest.mark.spark, pytest.mark.thorough],
     "guides-testing": [pytest.mark.kafka],
     "guides-without-spark": [pytest.mark.kafka, pytest.mark.thorough],
 }

@@ -1,15 +1,26 @@
 """DataFrames and streams of a real Spark into real topics, each row once whatever is killed."""
 
+import os
+import random
+import subprocess
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+import psutil
+import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from statestore.spark import TransactionalKafka
+from statestore.faults import VARIABLE, CrashPoint
+from statestore.spark import TransactionalKafka, kafka_batches
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import eventually
+from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.kafka.run_rig import name_of
 from tests.kafka.writing_rig import Sink
 from tests.spark.local_spark import local_spark
@@ -76,3 +87,120 @@ def test_a_frame_and_a_stream_are_written_once(
         assert query.exception() is None
     assert sink.read() == expected
     eventually(lambda: not query.isActive, "the end of the query")
+
+
+def test_a_task_that_fails_half_way_is_tried_again_and_doubles_nothing(
+    spark: SparkSession, sink: Sink
+) -> None:
+    def flaky(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        for number, batch in enumerate(batches):
+            if number and context.partitionId() == 1 and not context.attemptNumber():
+                raise OSError("this attempt fails after its first rows")
+            yield batch
+
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "5")
+    frame = numbers(spark).mapInArrow(flaky, "key string, value string")
+    frame.write.format("transactional_kafka").mode("append").options(**options(sink)).save()
+    assert sink.read() == Counter(map(str, range(ROWS)))
+
+
+@pytest.mark.parametrize("atomic", [pytest.param("partition", marks=pytest.mark.thorough), "batch"])
+def test_foreach_batch_and_atomic_batches_write_each_row_once(
+    spark: SparkSession, sink: Sink, tmp_path: Path, atomic: str
+) -> None:
+    expected = add_file(tmp_path / "lines", 0) + add_file(tmp_path / "lines", 1)
+    write = kafka_batches(options(sink) | {"atomic": atomic})
+
+    def twice(rows: DataFrame, batch: int) -> None:
+        write(rows, batch)
+        write(rows, batch)
+
+    lines = files(spark, tmp_path / "lines").repartition(3, "value").writeStream
+    writing = lines.foreachBatch(twice).trigger(availableNow=True)
+    query = writing.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    assert query.awaitTermination(120)
+    assert query.exception() is None
+    given = options(sink) | {"query": f"{sink.name}-frame", "atomic": atomic}
+    numbers(spark).write.format("transactional_kafka").mode("append").options(**given).save()
+    assert sink.read() == expected + Counter(map(str, range(ROWS)))
+
+
+class Program:
+    """The stream of `sink_program`, in processes of its own."""
+
+    def __init__(self, sink: Sink, folder: Path) -> None:
+        self._sink = sink
+        self._folder = folder
+
+    def start(self, master: str, crash_at: str = "") -> "subprocess.Popen[bytes]":
+        arguments = (
+            self._sink.kafka.bootstrap_servers,
+            self._sink.name,
+            str(self._folder / "lines"),
+            str(self._folder / "checkpoint"),
+            master,
+        )
+        environment = os.environ | {VARIABLE: crash_at, "PYTHONPATH": str(ROOT)}
+        with (self._folder / "program.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.sink_program", *arguments],
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self, process: "subprocess.Popen[bytes]") -> None:
+        """SIGKILL to driver, daemon and workers, by their ids."""
+        root = psutil.Process(process.pid)
+        tree = [root, *root.children(recursive=True)]
+        for one in tree:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.wait(DEADLINE_S)
+        psutil.wait_procs(tree, DEADLINE_S)
+
+    def run_to_the_end(self) -> None:
+        process = self.start("local[2]")
+        assert process.wait(300) == 0, (self._folder / "program.log").read_text()[-3000:]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("master", ["local[2]", "local[2,4]"])
+@pytest.mark.parametrize("point", [p for p in CrashPoint if p.startswith("write.")])
+def test_a_worker_killed_at_any_step_loses_and_doubles_nothing(
+    sink: Sink, tmp_path: Path, point: CrashPoint, master: str
+) -> None:
+    expected = add_file(tmp_path / "lines", 0) + add_file(tmp_path / "lines", 1)
+    program, token = Program(sink, tmp_path), tmp_path / "killed"
+    process = program.start(master, f"{point}:1:{token}")
+    process.wait(300)
+    assert token.exists(), "the kill missed"
+    program.run_to_the_end()
+    assert sink.read() == expected
+
+
+def has_moved(sink: Sink, process: "subprocess.Popen[bytes]", before: int) -> bool:
+    return process.poll() is not None or sum(sink.read().values()) > before
+
+
+@pytest.mark.thorough
+def test_a_driver_killed_at_any_time_goes_on_from_its_checkpoint(
+    sink: Sink, tmp_path: Path
+) -> None:
+    expected: Counter[str] = Counter()
+    for batch in range(12):
+        expected += add_file(tmp_path / "lines", batch)
+    program, chosen = Program(sink, tmp_path), random.Random(28908)
+    for _ in range(4):
+        before = sum(sink.read().values())
+        process = program.start("local[2]")
+
+        eventually(partial(has_moved, sink, process, before), "a run's rows", 3 * DEADLINE_S)
+        threading.Event().wait(chosen.random() * 2)
+        if process.poll() is None:
+            program.kill(process)
+    program.run_to_the_end()
+    assert sink.read() == expected

@@ -113,6 +113,9 @@ class Encoder:
         headers = self._headers(columns.get("headers"))
         places = self._places(columns.get("partition"))
         digest = _digest(count, keys, values, topics, times, headers, places)
+        if self._plan.topic is not None:
+            # To another topic, the same rows are other rows.
+            digest = (digest + count * int(_hashes(1, [self._plan.topic])[0])) % 2**64
         rows = EncodedRows(self._plan.topic or "", keys, values, times, headers, places)
         found = [rows] if topics is None else list(_by_topic(rows, topics))
         return EncodedChunk(found, Contents(count, digest))
@@ -221,6 +224,8 @@ def _hashes(count: int, column: list[Any] | None) -> npt.NDArray[np.uint64]:
     made = np.empty(count, dtype=object)
     made[:] = column
     found: npt.NDArray[np.uint64] = pd.util.hash_array(made, categorize=False)
+    if None in column:  # which pandas takes for the text "None"
+        found[[n for n, one in enumerate(column) if one is None]] = 1
     return found
 
 

@@ -267,8 +267,8 @@ class WritePart(msgspec.Struct, frozen=True):
                 f"{self}: {written.rows} rows were written before, and now there are {found.rows}"
                 f"{'' if found.rows != written.rows else ' others'}: nothing more was written. The "
                 "plan gives other rows, or divides them otherwise, each time it runs: use the same "
-                "spark.sql.shuffle.partitions and code as before, and no rand(), uuid() or "
-                "repartition(n) without columns; or persist the rows before they are written"
+                "spark.sql.shuffle.partitions and code as before, and no rand() or uuid(); "
+                "or persist the rows before they are written"
             )
 
     def marker(self, contents: Contents) -> Marker:

@@ -1,0 +1,216 @@
+"""What `transactional_kafka` refuses before anything is written, and what rows become."""
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from statestore.errors import InvalidSetting, Misuse, RecordFailed
+from statestore.spark import TransactionalKafka
+from statestore.spark.writing.attempts import EncodedChunk
+from statestore.spark.writing.encoding import Encoder, check_columns
+from statestore.spark.writing.markers import (
+    AttemptBegun,
+    Contents,
+    Entry,
+    Finished,
+    Intent,
+    Known,
+    encoded,
+)
+from statestore.spark.writing.write_options import plan_of
+
+GIVEN = {"kafka.bootstrap.servers": "localhost:1", "topic": "t", "query": "q"}
+
+
+KINDS: Mapping[str, DataType] = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "map": MapType(StringType(), BinaryType()),
+    "struct": StructType([StructField("a", IntegerType())]),
+}
+
+
+def schema(text: str) -> StructType:
+    """Columns as in "key string, value int"; Spark's own parser needs its JVM."""
+    pairs = [column.split() for column in text.split(", ")]
+    return StructType([StructField(name, KINDS[kind]) for name, kind in pairs])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kafka.transactional.id": "x"}, r"leave kafka\.transactional\.id out"),
+        ({"kafka.enable.idempotence": "false"}, r"kafka\.enable\.idempotence = 'false'"),
+        ({"kafka.acks": "1"}, r"kafka\.acks = '1': the guarantees depend on 'all'"),
+        ({"kafka.value.serializer": "x"}, "valueSerde"),
+        ({"atomic": "rows"}, "want partition or batch"),
+        ({"batchId": "-1"}, "want a whole number"),
+        ({"query": "a/b"}, "names a topic"),
+        ({"query": ""}, r'pass \.option\("query"'),
+        ({"checkpoint": "x"}, "no option 'checkpoint'"),
+        ({"includeHeaders": "maybe"}, "true or false"),
+        ({"valueSerde": "nonesuch"}, "valueSerde: no serde named"),
+        ({"kafka.bootstrap.servers": ""}, r"kafka\.bootstrap\.servers"),
+    ],
+)
+def test_an_option_that_is_wrong_is_refused_by_name(options: Mapping[str, str], said: str) -> None:
+    with pytest.raises(Misuse, match=said):
+        plan_of(GIVEN | dict(options), streaming=False)
+
+
+def test_a_client_setting_that_is_wrong_is_refused_at_the_start() -> None:
+    with pytest.raises(InvalidSetting, match=r"max\.block\.ms"):
+        plan_of(GIVEN | {"kafka.max.block.ms": "1"}, streaming=False)
+
+
+def test_what_depends_on_the_kind_of_write_is_refused() -> None:
+    with pytest.raises(Misuse, match="leave batchId out"):
+        plan_of(GIVEN | {"batchId": "1"}, streaming=True)
+    with pytest.raises(Misuse, match="overwritten"):
+        TransactionalKafka(dict(GIVEN)).writer(schema("value string"), overwrite=True)
+    with pytest.raises(Misuse, match="append"):
+        TransactionalKafka(dict(GIVEN)).streamWriter(schema("value string"), overwrite=True)
+
+
+def test_the_query_of_a_stream_is_that_of_its_checkpoint(tmp_path: Path) -> None:
+    given = {name: text for name, text in GIVEN.items() if name != "query"}
+    given["checkpointLocation"] = tmp_path.as_uri()
+    with pytest.raises(Misuse, match="id of the checkpoint cannot be read"):
+        plan_of(given, streaming=True)
+    (tmp_path / "metadata").write_text(json.dumps({"id": "6fd0-77"}), encoding="utf-8")
+    assert plan_of(given, streaming=True).output.query == "6fd0-77"
+    with pytest.raises(Misuse, match="which output is it"):
+        plan_of(given, streaming=False)
+    with pytest.raises(Misuse, match="is in s3a"):
+        plan_of(given | {"checkpointLocation": "s3a://bucket/a"}, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("key string", "`value` is missing"),
+        ("value int", r"'value' is int: want string or binary, or pass valueSerde"),
+        ("value string, offset bigint", "no record has 'offset'"),
+        ("value string, partition bigint", "want int"),
+        ("value string, topic binary", "want string"),
+        ("value string, timestamp bigint", "want timestamp"),
+        ("value string, headers map", "want array<struct<key:string,value:binary>>"),
+        ("value string, value binary", "twice"),
+    ],
+)
+def test_a_column_that_cannot_be_written_is_refused_by_name(columns: str, said: str) -> None:
+    with pytest.raises(Misuse, match=said):
+        check_columns(plan_of(GIVEN, streaming=False), schema(columns))
+
+
+def test_rows_without_a_topic_are_refused_at_the_start() -> None:
+    given = GIVEN | {"topic": ""}
+    with pytest.raises(Misuse, match="topic"):
+        check_columns(plan_of(given, streaming=False), schema("value string"))
+    check_columns(plan_of(given, streaming=False), schema("value string, topic string"))
+    check_columns(
+        plan_of(given | {"valueSerde": "json"}, streaming=False),
+        schema("value struct, topic string"),
+    )
+
+
+def chunks(columns: Mapping[str, Any], **options: str) -> list[EncodedChunk]:
+    plan = plan_of(GIVEN | options, streaming=False)
+    return list(Encoder(plan, 3).chunks([pa.RecordBatch.from_pydict(dict(columns))]))
+
+
+def test_columns_become_the_fields_of_records() -> None:
+    moment = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
+    headers = pa.array(
+        [[{"key": "h", "value": b"1"}], None],
+        pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    )
+    columns = {
+        "key": ["k", None],
+        "value": pa.array([{"a": 1}, None], pa.struct([("a", pa.int64())])),
+        "topic": ["one", "two"],
+        "partition": pa.array([None, 4], pa.int32()),
+        "timestamp": [moment, None],
+        "headers": headers,
+    }
+    (chunk,) = chunks(columns, topic="", valueSerde="json")
+    one, two = chunk.rows
+    assert (one.topic, one.keys, one.values) == ("one", [b"k"], [b'{"a":1}'])
+    assert (one.times, one.partitions) == ([int(moment.timestamp() * 1000)], [None])
+    assert one.headers == [(("h", b"1"),)]
+    assert (two.topic, two.keys, two.values, two.headers) == ("two", [None], [None], [()])
+    assert (two.times, two.partitions) == ([None], [4])
+    assert two.records().timestamps[0] > int(moment.timestamp() * 1000)
+    (chunk,) = chunks(columns, valueSerde="json", includeHeaders="false")
+    assert [(rows.topic, rows.headers) for rows in chunk.rows] == [("t", None)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "said"),
+    [
+        ({"value": ["a", "b"], "topic": ["t", None]}, {"topic": ""}, "row 1 of Spark partition 3"),
+        ({"value": ["a"], "partition": [-2]}, {}, "partition -2"),
+        ({"value": ["a"], "timestamp": pa.array([-5], pa.timestamp("us"))}, {}, "before 1970"),
+        ({"value": ["text"]}, {"valueSerde": "int64"}, "row 0 .* value of type str"),
+    ],
+)
+def test_a_row_that_cannot_be_written_is_named(
+    columns: Mapping[str, Sequence[Any]], options: Mapping[str, str], said: str
+) -> None:
+    with pytest.raises(RecordFailed, match=said):
+        chunks(columns, **options)
+
+
+def contents(*rows: tuple[str | None, str | None], **options: str) -> Contents:
+    keys, values = zip(*rows, strict=True)
+    (chunk,) = chunks({"key": pa.array(keys, pa.string()), "value": list(values)}, **options)
+    return chunk.contents
+
+
+def test_a_digest_depends_on_rows_and_not_on_their_order() -> None:
+    whole = contents(("a", "1"), ("b", "2"), (None, "3"))
+    assert whole == contents((None, "3"), ("b", "2"), ("a", "1"))
+    assert whole == contents(("b", "2")) + contents((None, "3"), ("a", "1"))
+    others = [
+        contents(("a", "2"), ("b", "1"), (None, "3")),
+        contents(("a", "1"), ("b", "2"), ("None", "3")),
+        contents(("a", "1"), ("b", "2"), ("", "3")),
+        contents(("1", "a"), ("b", "2"), (None, "3")),
+        contents(("a", "1"), ("b", "2"), (None, "3"), topic="u"),
+    ]
+    assert len({other.digest for other in [whole, *others]}) == len(others) + 1
+
+
+def known(*entries: Entry) -> Known:
+    return Known().with_values([encoded(entry)[1] for entry in entries])
+
+
+def test_what_may_still_be_written_is_known_after_any_history() -> None:
+    begun: list[Entry] = [AttemptBegun("a"), Intent("a", 0), Intent("a", 1)]
+    more = Contents(1, 7)
+    assert known(*begun).unsettled == [0, 1]
+    done = Finished("a", 0, (0,), more)
+    assert known(*begun, done).unsettled == [1], "a copy of a task without rows may come late"
+    other: list[Entry] = [AttemptBegun("b"), Intent("b", 5)]
+    assert known(*begun, *other, done).unsettled == [0, 1, 5], "a driver that was replaced"
+    assert known(*begun, done, *other, Finished("b", 1, (5,), more)).unsettled == []
+    late = known(Finished("b", 1, (0,), more), Finished("a", 0, (0,), more))
+    assert late.newest_batch == 1
+    assert late.finished_of(1) is not None

@@ -1,0 +1,34 @@
+"""A stream of files into a topic, as a user's own program: to be killed, and started again.
+
+python -m tests.spark.sink_program SERVERS TOPIC FOLDER CHECKPOINT MASTER
+"""
+
+import sys
+
+from pyspark.sql import SparkSession
+
+from statestore.spark import TransactionalKafka
+
+
+def main() -> None:
+    servers, topic, folder, checkpoint, master = sys.argv[1:]
+    spark = (
+        SparkSession.builder.master(master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "3")
+        .getOrCreate()
+    )
+    spark.dataSource.register(TransactionalKafka)
+    lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(folder)
+    # Equal rows of equal partitions each time: by a column.
+    lines = lines.repartition("value").selectExpr("substr(value, 1, 3) key", "value")
+    writing = lines.writeStream.format("transactional_kafka").trigger(availableNow=True)
+    writing = writing.option("kafka.bootstrap.servers", servers).option("topic", topic)
+    writing = writing.option("checkpointLocation", checkpoint)
+    query = writing.start()
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main()
