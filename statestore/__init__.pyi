@@ -1,5 +1,6 @@
 # The one list of public names, for type checkers, for editors, and for __init__.py itself.
 
+from statestore import agg as agg
 from statestore import errors as errors
 from statestore import serdes as serdes
 from statestore.kafka.schema_registry import SchemaRegistry as SchemaRegistry

@@ -311,6 +311,11 @@ class Serde(Generic[T]):
         return _of_fields({**_fields_of(self), "_recipe": (function, arguments)})
 
     @property
+    def recipe(self) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+        """The function that makes it in another process, and its arguments; None: there is none."""
+        return self._recipe
+
+    @property
     def framing(self) -> tuple[object, ...]:
         """What says, besides the schema, how its bytes are read: formats, and a registry."""
         kind = self.name.partition("(")[0]

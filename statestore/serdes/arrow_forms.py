@@ -56,6 +56,7 @@ class TypedForm:
     ) -> None:
         """`write` None: the bytes are the JSON itself."""
         info = mi.type_info(kind)
+        self.kind = kind
         self.type = _type_of(info, name_of(kind), ())
         self._read = deserialize
         self._write = write

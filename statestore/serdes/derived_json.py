@@ -100,21 +100,21 @@ def _nullable(shape: Shape, title: str) -> Any:
     return kind | None
 
 
-def struct_of(title: str, fields: list[tuple[str, Any, Any]]) -> Any:
-    """Return a msgspec.Struct with these fields, their types and defaults.
+def struct_of(title: str, fields: list[tuple[str, Any] | tuple[str, Any, Any]]) -> Any:
+    """Return a msgspec.Struct with these fields, their types and, if given, defaults.
 
     Its attributes have the names of the fields, if these can be written in Python.
     """
     attributes = dict(zip((one[0] for one in fields), _attributes(fields), strict=True))
     return msgspec.defstruct(
         title,
-        [(attributes[name], kind, default) for name, kind, default in fields],
+        [(attributes[name], *rest) for name, *rest in fields],
         rename={attribute: name for name, attribute in attributes.items()},
         gc=False,
     )
 
 
-def _attributes(fields: list[tuple[str, Any, Any]]) -> Iterator[str]:
+def _attributes(fields: list[tuple[str, Any] | tuple[str, Any, Any]]) -> Iterator[str]:
     for place, (name, *_) in enumerate(fields):
         fits = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__")
         yield name if fits else f"f{place}"

@@ -19,7 +19,7 @@ _STREAM = "make a stream of the table first: to_stream()"
 _PROCESS_VALUES = "call process_values(factory)"
 _WINDOWS = "call group_by_key().windowed_by(windows)"
 _VALUES = "call map_values(function) with one that returns a new dict"
-_REDUCE = "call reduce(function, store) or aggregate(initial, function, store)"
+_NAMED = "call aggregate(ss.agg.sum('field')) or one of its siblings, or reduce(function, store)"
 OF_STREAMS = {
     "count": _GROUP,
     "reduce": _GROUP,
@@ -71,7 +71,7 @@ OF_GROUPS = {
         ("to", "to_stream", "map", "map_values", "filter", "peek", "join", "left_join", "process"),
         _AGGREGATE,
     ),
-    **dict.fromkeys(("sum", "mean", "min", "max", "agg", "collect", "first", "last"), _REDUCE),
+    **dict.fromkeys(("sum", "mean", "min", "max", "agg", "collect", "first", "last"), _NAMED),
     **dict.fromkeys(
         ("emit_strategy", "final"), "call windowed_by(windows, emit='on_window_close')"
     ),

@@ -23,13 +23,15 @@ class Fold(NamedTuple):
     """What a record does to an aggregate: `step(key, value, aggregate)`, from initial() on.
 
     `merge(key, one, other)` makes one aggregate of those of two sessions. `counts`: it counts
-    records, so that many of them can be added at once, and needs neither keys nor values.
+    records, so that many of them can be added at once, and needs neither keys nor values. `stable`:
+    no function changes an aggregate in place, and the serde gives equal ones back.
     """
 
     initial: Callable[[], Any]
     step: Step
     merge: Step
     counts: bool = False
+    stable: bool = False
 
     def next(self, key: Any, value: Any, aggregate: Any) -> Any:
         """Return the aggregate after a record; None: there is none."""

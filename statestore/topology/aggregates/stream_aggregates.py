@@ -319,6 +319,7 @@ class _Folding:
     ) -> None:
         """Call the function for each record, in order; `noted` takes in what each has made."""
         initial, step, *_ = self.how.fold
+        stable = self.how.fold.stable
         unchanged = serdes.unchanged(self.how.spec.value_serde)
 
         def fold(ahead: Iterator[Any]) -> None:
@@ -331,7 +332,8 @@ class _Folding:
                 if noted is not None:
                     noted.add(found.place_before(ahead), one.row, new, is_new=old is None)
                 one.value = new
-                one.made_at = None if type(new) in unchanged else found.place_before(ahead)
+                kept = stable or type(new) in unchanged
+                one.made_at = None if kept else found.place_before(ahead)
 
         each(self.how.node, batch, found.values, fold, place_of=found.places.__getitem__)
 

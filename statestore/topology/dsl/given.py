@@ -1,9 +1,11 @@
 """What stands in place of a function: a Polars expression, told without Polars being loaded."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from typing_extensions import TypeIs
 
+from statestore.errors import Misuse
 from statestore.extras import needed
 
 
@@ -20,6 +22,15 @@ def is_expression(given: object) -> TypeIs[Expression]:
     """Tell whether this is a Polars expression, or one of its unfinished forms."""
     kind = type(given)
     return kind.__module__.partition(".")[0] == "polars" and hasattr(kind, "meta")
+
+
+def given(function: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return a function that may be left out where aggregates are named; Misuse if it was."""
+    if function is None:
+        raise Misuse(
+            "aggregate: a function is missing: pass all of them, or an aggregate of ss.agg alone"
+        )
+    return function
 
 
 def by_columns(verb: str) -> Any:

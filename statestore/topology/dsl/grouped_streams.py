@@ -1,6 +1,6 @@
 """Grouped streams: what the aggregates of a pipeline are written with, beside `streams`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from statestore.errors import Misuse
@@ -9,9 +9,17 @@ from statestore.model.modes import EmitStrategy, Span
 from statestore.model.records import K_co, V_co, Windowed
 from statestore.topology import missing_methods
 from statestore.topology.aggregates.cogroups import Cogroup
+from statestore.topology.aggregates.declared import (
+    Aggregate,
+    Given,
+    Plan,
+    check_alone,
+    is_aggregate,
+)
 from statestore.topology.aggregates.grouping import Grouping
 from statestore.topology.callbacks import check_arity
 from statestore.topology.dsl import cogrouped_streams, ktables
+from statestore.topology.dsl.given import given
 from statestore.topology.materialized import Materialized
 from statestore.topology.windows.counts import CountWindows
 from statestore.topology.windows.fold import Windowing
@@ -71,6 +79,23 @@ class _Counted(Generic[K_co, KR_co, V_co]):
 class _Grouped(_Counted[K_co, KR_co, V_co]):
     """The aggregates of records grouped by K, in tables with keys of KR."""
 
+    @overload
+    def aggregate(
+        self,
+        initial: Aggregate[A],
+        *,
+        materialized: Materialized[K_co, Any] | str | None = None,
+        name: str | None = None,
+    ) -> "ktables.KTable[KR_co, A]": ...
+    @overload
+    def aggregate(
+        self,
+        initial: Mapping[str, Aggregate[Any]],
+        *,
+        materialized: Materialized[K_co, Any] | str | None = None,
+        name: str | None = None,
+    ) -> "ktables.KTable[KR_co, Any]": ...
+    @overload
     def aggregate(
         self,
         initial: Initializer[A],
@@ -78,16 +103,46 @@ class _Grouped(_Counted[K_co, KR_co, V_co]):
         materialized: Materialized[K_co, A] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "ktables.KTable[KR_co, A]":
+    ) -> "ktables.KTable[KR_co, A]": ...
+    def aggregate(
+        self,
+        initial: Initializer[Any] | Aggregate[Any] | Mapping[str, Aggregate[Any]],
+        function: Callable[[K_co, V_co, Any], Any] | None = None,
+        materialized: Materialized[K_co, Any] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "ktables.KTable[KR_co, Any]":
         """Return function(key, value, aggregate) folded over the records of each key.
 
         The first aggregate of a key is initial(), and None deletes the key. Null keys and values
         are treated as by `reduce`. Without a serde in `materialized`, aggregates have the builder's
         value serde. InvalidTopology if another operator keeps its rows in that store.
+
+        An aggregate of `ss.agg`, or a dict of several, stands for both functions. The store then
+        has their states, as JSON, and the table their results: of a dict, values with its names.
         """
+        if is_aggregate(initial):
+            return _named(self._grouping, initial, materialized, name, function)
+        step = given(function)
         check_arity("aggregate initial", initial, 0, name)
-        check_arity("aggregate", function, 3, name)
-        return ktables.KTable(self._grouping.aggregate(initial, function, materialized, name))
+        check_arity("aggregate", step, 3, name)
+        return ktables.KTable(self._grouping.aggregate(initial, step, materialized, name))
+
+
+def _named(
+    grouping: Grouping,
+    aggregates: Given,
+    materialized: Materialized[Any, Any] | str | None,
+    name: str | None,
+    *functions: object,
+) -> "ktables.KTable[Any, Any]":
+    """Return the table of aggregates of `ss.agg`; Misuse if there are functions, too."""
+    where = "aggregate" if name is None else f"aggregate {name!r}"
+    check_alone(where, *functions)
+    plan = Plan(where, grouping.flow.value_serde, aggregates)
+    states = plan.checked(where, materialized)
+    made = grouping.folded(plan.fold(), plan.states, states, name)
+    return ktables.KTable(plan.told(made, name))
 
 
 class TimeWindowedKStream(_Grouped[K_co, Windowed[K_co], V_co]):
@@ -111,6 +166,23 @@ class SessionWindowedKStream(_Counted[K_co, Windowed[K_co], V_co]):
     time.
     """
 
+    @overload
+    def aggregate(
+        self,
+        initial: Aggregate[A],
+        *,
+        materialized: Materialized[K_co, Any] | str | None = None,
+        name: str | None = None,
+    ) -> "ktables.KTable[Windowed[K_co], A]": ...
+    @overload
+    def aggregate(
+        self,
+        initial: Mapping[str, Aggregate[Any]],
+        *,
+        materialized: Materialized[K_co, Any] | str | None = None,
+        name: str | None = None,
+    ) -> "ktables.KTable[Windowed[K_co], Any]": ...
+    @overload
     def aggregate(
         self,
         initial: Initializer[A],
@@ -119,17 +191,30 @@ class SessionWindowedKStream(_Counted[K_co, Windowed[K_co], V_co]):
         materialized: Materialized[K_co, A] | str | None = None,
         *,
         name: str | None = None,
-    ) -> "ktables.KTable[Windowed[K_co], A]":
+    ) -> "ktables.KTable[Windowed[K_co], A]": ...
+    def aggregate(
+        self,
+        initial: Initializer[Any] | Aggregate[Any] | Mapping[str, Aggregate[Any]],
+        function: Callable[[K_co, V_co, Any], Any] | None = None,
+        merger: Callable[[K_co, Any, Any], Any] | None = None,
+        materialized: Materialized[K_co, Any] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> "ktables.KTable[Windowed[K_co], Any]":
         """Return function(key, value, aggregate) folded over the records of each session.
 
         A record begins with initial(), takes in the aggregates of the sessions that it merges by
         merger(key, one, other), in the order of their ends, and is then added by the function. None
-        deletes the session. All else is as for the aggregates of other windows.
+        deletes the session. All else is as for the aggregates of other windows, those of `ss.agg`,
+        too, which know how to merge.
         """
+        if is_aggregate(initial):
+            return _named(self._grouping, initial, materialized, name, function, merger)
+        step, merge = given(function), given(merger)
         check_arity("aggregate initial", initial, 0, name)
-        check_arity("aggregate", function, 3, name)
-        check_arity("aggregate merger", merger, 3, name)
-        made = self._grouping.aggregate(initial, function, materialized, name, merger)
+        check_arity("aggregate", step, 3, name)
+        check_arity("aggregate merger", merge, 3, name)
+        made = self._grouping.aggregate(initial, step, materialized, name, merge)
         return ktables.KTable(made)
 
 

@@ -4,16 +4,18 @@ As in `streams`, nothing runs here. Streams make tables and tables make streams,
 and that one name each other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar, overload
 
 from statestore.errors import InvalidTopology, Misuse
 from statestore.model.records import K2, V2, K_co, Serde, V_co
 from statestore.topology import missing_methods
 from statestore.topology import operators as ops
+from statestore.topology.aggregates.declared import Aggregate, Plan, check_alone, is_aggregate
 from statestore.topology.aggregates.tables import TableGroups, folding, reducing
 from statestore.topology.callbacks import check_arity, takes_key
 from statestore.topology.dsl import grouped_streams, streams
+from statestore.topology.dsl.given import given
 from statestore.topology.flows import Flow, TableFlow
 from statestore.topology.joins import co_partitioned
 from statestore.topology.joins.foreign_keys import foreign_keys_by, join_by_foreign_key
@@ -375,6 +377,23 @@ class KGroupedTable(Generic[K_co, V_co]):
         step = reducing(adder, subtractor)
         return KTable(self._groups.aggregate(step, self._groups.value_serde, materialized, name))
 
+    @overload
+    def aggregate(
+        self,
+        initial: Aggregate[A],
+        *,
+        materialized: Materialized[K_co, Any] | str | None = None,
+        name: str | None = None,
+    ) -> KTable[K_co, A]: ...
+    @overload
+    def aggregate(
+        self,
+        initial: Mapping[str, Aggregate[Any]],
+        *,
+        materialized: Materialized[K_co, Any] | str | None = None,
+        name: str | None = None,
+    ) -> KTable[K_co, Any]: ...
+    @overload
     def aggregate(
         self,
         initial: "grouped_streams.Initializer[A]",
@@ -383,18 +402,38 @@ class KGroupedTable(Generic[K_co, V_co]):
         materialized: Materialized[K_co, A] | str | None = None,
         *,
         name: str | None = None,
-    ) -> KTable[K_co, A]:
+    ) -> KTable[K_co, A]: ...
+    def aggregate(
+        self,
+        initial: "grouped_streams.Initializer[Any] | Aggregate[Any] | Mapping[str, Aggregate[Any]]",
+        adder: Callable[[K_co, V_co, Any], Any] | None = None,
+        subtractor: Callable[[K_co, V_co, Any], Any] | None = None,
+        materialized: Materialized[K_co, Any] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> KTable[K_co, Any]:
         """Return adder and subtractor, each of (key, value, aggregate), folded over each group.
 
         The first aggregate of a group is initial(), and None deletes the group. A row that changes
         is subtracted as it was, then added as it is. Without a serde in `materialized`, aggregates
         have the builder's value serde. InvalidTopology if another operator keeps its rows in that
         store.
+
+        An aggregate of `ss.agg`, or a dict of several, stands for all functions, as in groups of
+        streams. Misuse if one cannot take out a row.
         """
+        if is_aggregate(initial):
+            where = "aggregate" if name is None else f"aggregate {name!r}"
+            check_alone(where, adder, subtractor)
+            plan = Plan(where, self._groups.value_serde, initial)
+            states, fold = plan.checked(where, materialized), plan.fold_of_changes(where)
+            made = self._groups.changes.folded(fold, plan.states, states, name)
+            return KTable(plan.told(made, name))
+        add, subtract = given(adder), given(subtractor)
         check_arity("aggregate initial", initial, 0, name)
-        check_arity("aggregate adder", adder, 3, name)
-        check_arity("aggregate subtractor", subtractor, 3, name)
-        step = folding(initial, adder, subtractor)
+        check_arity("aggregate adder", add, 3, name)
+        check_arity("aggregate subtractor", subtract, 3, name)
+        step = folding(initial, add, subtract)
         serde = self._groups.changes.flow.builder.value_serde
         return KTable(self._groups.aggregate(step, serde, materialized, name))
 

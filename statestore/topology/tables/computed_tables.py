@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from statestore.model.batch import Batch, Column
+from statestore.model.records import Serde
 from statestore.stores.kinds.registry import keeps_history
 from statestore.stores.specs import BuiltInSpec, KeyValueSpec
 from statestore.topology.failures import decoded, encoded, processing
@@ -97,6 +98,14 @@ def map_table(
         send_old_values=send_old_values,
     )
     return made if kept is None else made.kept_in(kept)
+
+
+def results_table(
+    table: TableFlow, function: Callable[[Any], Any], value_serde: Serde[Any], name: str | None
+) -> TableFlow:
+    """Add what tells the results of aggregates, which are made of their states in the store."""
+    made = map_table(table, function, with_key=False, kept=None, name=name)
+    return replace(made, value_serde=value_serde)
 
 
 def merged(node: str, kept: Kept) -> Build:

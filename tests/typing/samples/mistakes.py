@@ -74,6 +74,7 @@ lengths.map_values(shout)  # mistake: value type
 lengths.map_values(lambda n: n.upper())  # mistake: value type in a lambda
 lengths.map_values(lambda key, n: key + n)  # mistake: the key is a text
 lengths.map_values(lambda key, n, more: n)  # mistake: too many arguments
+lengths.group_by_key().aggregate({"n": len})  # mistake: no aggregate
 lengths.filter(3)  # mistake: neither a function nor an expression
 lengths.map_values({"n": 3})  # mistake: no expression
 lengths.join(texts, lambda key, n, text: key + n)  # mistake: the key is a text

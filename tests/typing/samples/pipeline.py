@@ -270,6 +270,9 @@ def aggregates(orders: ss.KStream[str, Order]) -> None:
     assert_type(by_key.count(ss.Materialized(plain, caching=False)), ss.KTable[str, int])
     assert_type(by_key.reduce(max, "dearest"), ss.KTable[str, Order])
     assert_type(by_key.aggregate(list[int], add, "lists"), ss.KTable[str, list[int]])
+    assert_type(by_key.aggregate(ss.agg.mean("cents")), ss.KTable[str, float | None])
+    several = by_key.aggregate({"n": ss.agg.count()}, materialized="several")
+    assert_type(several, ss.KTable[str, Any])
     longest = by_key.aggregate(lambda: "", lambda key, order, text: max(text, key), "longest")
     assert_type(longest, ss.KTable[str, str])
     sums = by_key.aggregate(
