@@ -21,7 +21,7 @@ PINNED = """
     SessionWindowedKStream SessionWindows Settings SlidingWindows Span StateStore StoreContext
     StoreSupplier StreamsBuilder Subscription Suppressed TaskId Time TimeWindowedKStream
     Timer TimerSpec Timers TopicPartition Topology TumblingWindows VersionedKeyValueStore
-    VersionedRecord VersionedSpec WindowSpec WindowStore Windowed errors
+    VersionedRecord VersionedSpec WindowSpec WindowStore Windowed agg errors
     in_memory_key_value_store in_memory_session_store
     in_memory_versioned_key_value_store in_memory_window_store
     key_value_store session_store versioned_key_value_store window_store

@@ -114,7 +114,7 @@ class _Part(NamedTuple):
         return state if found is None else self.rule.subtract(state, found)
 
 
-class Plan:
+class AggregatePlan:
     """Aggregates of values of one serde: how they fold, and the serdes of states and results."""
 
     def __init__(self, where: str, source: Serde[Any], given: Given) -> None:

@@ -11,8 +11,8 @@ from statestore.topology import missing_methods
 from statestore.topology.aggregates.cogroups import Cogroup
 from statestore.topology.aggregates.declared import (
     Aggregate,
+    AggregatePlan,
     Given,
-    Plan,
     check_alone,
     is_aggregate,
 )
@@ -139,7 +139,7 @@ def _named(
     """Return the table of aggregates of `ss.agg`; Misuse if there are functions, too."""
     where = "aggregate" if name is None else f"aggregate {name!r}"
     check_alone(where, *functions)
-    plan = Plan(where, grouping.flow.value_serde, aggregates)
+    plan = AggregatePlan(where, grouping.flow.value_serde, aggregates)
     states = plan.checked(where, materialized)
     made = grouping.folded(plan.fold(), plan.states, states, name)
     return ktables.KTable(plan.told(made, name))

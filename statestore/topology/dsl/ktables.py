@@ -11,7 +11,12 @@ from statestore.errors import InvalidTopology, Misuse
 from statestore.model.records import K2, V2, K_co, Serde, V_co
 from statestore.topology import missing_methods
 from statestore.topology import operators as ops
-from statestore.topology.aggregates.declared import Aggregate, Plan, check_alone, is_aggregate
+from statestore.topology.aggregates.declared import (
+    Aggregate,
+    AggregatePlan,
+    check_alone,
+    is_aggregate,
+)
 from statestore.topology.aggregates.tables import TableGroups, folding, reducing
 from statestore.topology.callbacks import check_arity, takes_key
 from statestore.topology.dsl import grouped_streams, streams
@@ -425,7 +430,7 @@ class KGroupedTable(Generic[K_co, V_co]):
         if is_aggregate(initial):
             where = "aggregate" if name is None else f"aggregate {name!r}"
             check_alone(where, adder, subtractor)
-            plan = Plan(where, self._groups.value_serde, initial)
+            plan = AggregatePlan(where, self._groups.value_serde, initial)
             states, fold = plan.checked(where, materialized), plan.fold_of_changes(where)
             made = self._groups.changes.folded(fold, plan.states, states, name)
             return KTable(plan.told(made, name))
