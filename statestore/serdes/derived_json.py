@@ -115,6 +115,11 @@ def struct_of(title: str, fields: list[tuple[str, Any] | tuple[str, Any, Any]]) 
 
 
 def _attributes(fields: list[tuple[str, Any] | tuple[str, Any, Any]]) -> Iterator[str]:
+    taken = {one[0] for one in fields}
     for place, (name, *_) in enumerate(fields):
         fits = name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__")
-        yield name if fits else f"f{place}"
+        attribute = name if fits else f"f{place}"
+        while not fits and attribute in taken:
+            attribute += "_"
+        taken.add(attribute)
+        yield attribute

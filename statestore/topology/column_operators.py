@@ -74,7 +74,7 @@ def mapped_values(flow: Flow, given: Any, value_serde: Serde[Any] | None, name: 
     if not named:
         raise Misuse(f"{where}: the dict has no expressions: pass {{name: expression}}")
     made = Expressions(where, source, named)
-    kind = _assembled(made.types, whole=whole)
+    kind = _assembled(where, made.types, whole=whole)
     serde = derived_json(shape_of(kind, where)) if value_serde is None else value_serde
     form = serde.arrow_form()
     if form is None:
@@ -160,8 +160,13 @@ def _key_serde(where: str, made: Expressions, given: Serde[Any] | None) -> Serde
     return given
 
 
-def _assembled(types: Mapping[str, Any], *, whole: bool) -> pa.DataType:
-    """Return the Arrow type of values with results of these types."""
+def _assembled(where: str, types: Mapping[str, Any], *, whole: bool) -> pa.DataType:
+    """Return the Arrow type of values with results of these types; Misuse if Arrow lacks one."""
+    for name, kind in types.items():
+        try:
+            pl.Series(dtype=kind).to_arrow()
+        except pa.ArrowException as error:
+            raise Misuse(f"{where}: {name} is {kind}, which Arrow lacks: cast it") from error
     return _joined({name: pl.Series(dtype=kind) for name, kind in types.items()}, whole=whole).type
 
 

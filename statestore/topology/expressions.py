@@ -35,6 +35,7 @@ _OF_MANY: Final = frozenset(
         "Atan2",
         "Clip",
         "Coalesce",
+        "Concat",
         "ConcatHorizontal",
         "FillNull",
         "Format",

@@ -19,7 +19,7 @@ _STREAM = "make a stream of the table first: to_stream()"
 _PROCESS_VALUES = "call process_values(factory)"
 _WINDOWS = "call group_by_key().windowed_by(windows)"
 _VALUES = "call map_values(function) with one that returns a new dict"
-_NAMED = "call aggregate(ss.agg.sum('field')) or one of its siblings, or reduce(function, store)"
+_NAMED = "call aggregate(…) with an aggregate of ss.agg, or reduce(function, store)"
 OF_STREAMS = {
     "count": _GROUP,
     "reduce": _GROUP,

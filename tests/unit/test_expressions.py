@@ -77,6 +77,7 @@ def orders(builder: ss.StreamsBuilder | None = None) -> Orders:
             lambda s: s.map_values({"cents": AMOUNT}, value_serde=serdes.JSON),
             "the serde JSON has no columns: leave out value_serde",
         ),
+        (lambda s: s.map_values({"n": AMOUNT.cast(pl.Int128)}), "n is Int128, which Arrow lacks"),
         (lambda s: s.group_by(NOTE, key_serde=serdes.INT64), "is String, which is not INT64"),
         (lambda s: s.select_key(pl.struct("note")), "pass key_serde"),
         (
@@ -123,6 +124,20 @@ def test_values_of_expressions_are_typed_json_that_later_operators_know() -> Non
         driver.pipe("orders", "k", None)
         assert [one.value for one in driver.read("cents")] == [201, 201]
         assert driver.read("counts")[-1][:2] == (200, 2)
+
+
+def test_fields_may_have_any_names_and_lists_are_made_of_columns() -> None:
+    names = ["__x", "class", "f0", "f1", "", "a b", "_"]
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    made = orders(builder).map_values({name: AMOUNT + place for place, name in enumerate(names)})
+    made.to("out")
+    orders(builder).map_values({"both": pl.concat_list("amount", "amount")}).to("lists")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.pipe("orders", "k", Order("a", 1))
+        assert msgspec.to_builtins(driver.read("out")[0].value) == {
+            name: 1 + place for place, name in enumerate(names)
+        }
+        assert driver.read("lists")[0].value.both == [1, 1]
 
 
 def test_only_the_record_that_cannot_be_computed_fails() -> None:

@@ -7,6 +7,7 @@ through its serde from record to record, and results do not depend on where batc
 
 import datetime as dt
 import math
+import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -163,9 +164,18 @@ class AggregatePlan:
         parts = self._parts
         if self.whole:
             (one,) = parts
+            add, take = one.rule.add, one.take
+
+            def add_one(_key: Any, value: Any, state: Any) -> Any:
+                # As `added` does, with a call less for each record.
+                if take is None:
+                    return add(state, None)
+                found = None if value is None else take(value)
+                return state if found is None else add(state, found)
+
             return Fold(
                 one.rule.initial,
-                lambda _key, value, state: one.added(state, value),
+                add_one,
                 lambda _key, a, b: one.rule.merge(a, b),
                 stable=True,
             )
@@ -344,6 +354,8 @@ def _finite(number: Any) -> Any:
 
 def _sum(kind: Any) -> _Rule:
     zero = 0.0 if kind is float else 0
+    if kind is int:
+        return _Rule(int, int, int, operator.add, operator.add, operator.sub)
     return _Rule(
         state=kind,
         results=kind,
