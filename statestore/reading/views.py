@@ -5,19 +5,22 @@ It is made once for a store and a deployment, not for each question.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from statestore import serdes
 from statestore.errors import Misuse
-from statestore.model.records import Serde
+from statestore.model.records import OF_REGISTRY, Serde, Side
 from statestore.operations.deployed import Deployed, DeployedGlobal, DeployedSchema, DeployedStore
 from statestore.operations.pipelines import StoreSerdes, serdes_of
-from statestore.serdes import composed
+from statestore.serdes import Registry, composed
 from statestore.serdes.described import by_description
 from statestore.stores.kinds.kind import StoreKind, StoreTerms
 from statestore.stores.kinds.registry import GLOBAL, kind_named
 from statestore.stores.specs import StoreSpec
 from statestore.topology.graph import Topology
+
+_WITHOUT_CLASSES: Final = ("AVRO", "JSON")
+"""The formats of a registry that need no class of the pipeline's to read."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +112,18 @@ class StoreView:
         return self.known.key_serde if windows is None else windows.inner
 
     def serdes(
-        self, way_out: str, *, raw: bool = False, topology: Topology | None = None
+        self,
+        way_out: str,
+        *,
+        raw: bool = False,
+        topology: Topology | None = None,
+        registry: Registry | None = None,
     ) -> StoreSerdes:
         """Return the serdes of its keys and values: those of `topology`, or those deployed.
 
-        A schema that was recorded helps where a name is not enough, as of Avro. Misuse if the
-        library does not have them, with what the caller may do about it.
+        A schema that was recorded helps where a name is not enough, as of Avro; `registry` has
+        those with which the rows of a registry's serdes were written. Misuse if the library does
+        not have them, with what the caller may do about it.
         """
         if raw:
             return StoreSerdes(serdes.BYTES, serdes.BYTES)
@@ -126,9 +135,27 @@ class StoreView:
                 f"decode it: {way_out}"
             )
         return StoreSerdes(
-            self._serde(self.key_serde, self._key_schema, way_out),
-            self._serde(self.known.value_serde, self._value_schema, way_out),
+            self._of_registry(registry, "key", self.key_serde, self._key_schema)
+            or self._serde(self.key_serde, self._key_schema, way_out),
+            self._of_registry(registry, "value", self.known.value_serde, self._value_schema)
+            or self._serde(self.known.value_serde, self._value_schema, way_out),
         )
+
+    def _of_registry(
+        self,
+        registry: Registry | None,
+        side: Side,
+        name: str,
+        schema: DeployedSchema | None,
+    ) -> Serde[Any] | None:
+        """Return the serde of a registry, if that is what was deployed and it reads dicts."""
+        known = None if schema is None else schema.schema()
+        if registry is None or known is None or not name.startswith(OF_REGISTRY):
+            return None
+        if known.kind not in _WITHOUT_CLASSES:
+            return None
+        made = registry.serde(known.kind, known.text, None)
+        return made.in_store(self.name, side, self.application_id)
 
     def spec_with(
         self, key_serde: Serde[Any] | None = None, value_serde: Serde[Any] | None = None

@@ -6,9 +6,9 @@
 
 Options are the flags of the command line in snake case (INTERFACE rule 13): state_dir,
 application_id, config, bootstrap_servers, target; store, partition, export, as_of, from_time,
-to_time, raw, typed, columns, pipeline, splits, rows_per_split; from_time and to_time, inclusive,
-give the versions valid in between; `changelog` = true reads the store's log, folded, instead of
-the store. Columns:
+to_time, raw, typed, columns, pipeline, schema_registry, splits, rows_per_split; from_time and
+to_time, inclusive, give the versions valid in between; `changelog` = true reads the store's log,
+folded, instead of the store. Columns:
 
     stream_task, partition, key, value                         of every store
     valid_from, valid_to                                       with history; valid_to null: latest
@@ -20,7 +20,8 @@ takes a snapshot of its stream task. Big partitions are split by their rows, and
 are of one snapshot: splits = how many, or rows_per_split = of about how many rows.
 
 The serdes that the deployed topology describes decode keys and values, or with pipeline =
-module:function those of the pipeline, which the workers import, too. Values with fields become
+module:function those of the pipeline, which the workers import, too. schema_registry = the URL of a
+registry decodes what its serdes of Avro and JSON Schema wrote. Values with fields become
 structs, as the serde's type or its recorded schema says. What has no type (JSON, MSGPACK, serdes of
 your own) becomes JSON text, and with typed = false so does all that has fields. raw = true gives
 bytes. columns = key,value leaves out the others: what is left out is not decoded. Times are of the

@@ -1,10 +1,12 @@
 """The options of the Data Source, and what they ask for."""
 
+import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+import statestore as ss
 from statestore import serdes
 from statestore.commands.arguments import StateArguments, parse_state_arguments
 from statestore.errors import Misuse
@@ -20,7 +22,7 @@ from statestore.spark.reading.typed_columns import TIME, WAYS_OUT, ColumnDecoder
 NAME: Final = "transactional_store"
 COMMON: Final = frozenset({
     "application_id", "state_dir", "config", "bootstrap_servers", "target", "store", "partition",
-    "raw", "typed", "columns", "pipeline",
+    "raw", "typed", "columns", "pipeline", "schema_registry",
 })  # fmt: skip
 """The options of every read of a store."""
 _OF_CHANGES: Final = COMMON | {
@@ -31,6 +33,7 @@ _OF_ROWS: Final = COMMON | {
 }  # fmt: skip
 _ROWS_MAX: Final = 1_000_000_000_000
 _DIGITS_MAX: Final = 20
+_SECRET: Final = re.compile(r"//(?!\$\{[^}]*\}(:\$\{[^}]*\})?@)[^/]*@")
 
 
 class AskedColumns(NamedTuple):
@@ -45,6 +48,7 @@ class AskedColumns(NamedTuple):
     typed: bool = True
     pipeline: str | None = None
     asked: tuple[str, ...] = ()
+    registry: str | None = None
 
     def wanted(self, all_of_them: pa.Schema) -> pa.Schema:
         """Return those of the columns that were asked for; Misuse if there is no such column."""
@@ -66,7 +70,9 @@ class AskedColumns(NamedTuple):
     def serdes(self) -> StoreSerdes:
         """Return the serdes of the keys themselves, and of values."""
         topology = None if self.pipeline is None else load_pipeline(self.pipeline)
-        return self.parts.view.serdes(f"pass {WAYS_OUT}", topology=topology)
+        registry = None if self.registry is None else ss.SchemaRegistry(self.registry)
+        way_out = f"pass {WAYS_OUT}"
+        return self.parts.view.serdes(way_out, topology=topology, registry=registry)
 
 
 class Plan(NamedTuple):
@@ -211,6 +217,8 @@ def arguments_of(options: Mapping[str, str], known: frozenset[str]) -> StateArgu
     named = {name: options.get(name) for name in ("application_id", "state_dir", "config")}
     named |= {name: options.get(name) for name in ("bootstrap_servers", "target")}
     arguments = parse_state_arguments({**named, "pairs": ()}).for_workers()
+    if "schema_registry" in options and "pipeline" in options:
+        raise Misuse(f"{NAME}: the pipeline says where its registry is: leave schema_registry out")
     if "pipeline" in options and is_set(options, "raw"):
         raise Misuse(f"{NAME}: raw rows are not decoded: leave pipeline out, or raw")
     return arguments
@@ -228,7 +236,20 @@ def columns_of(
         is_set(options, "typed", otherwise="true"),
         options.get("pipeline"),
         tuple(name for name in asked if name),
+        _registry(options),
     )
+
+
+def _registry(options: Mapping[str, str]) -> str | None:
+    """Return the URL of the schema registry; Misuse if it tells a secret to the workers."""
+    url = options.get("schema_registry")
+    if url is not None and _SECRET.search(url):
+        raise Misuse(
+            f"{NAME}: the user and the password in schema_registry would be sent to Spark's "
+            "workers as they are: write https://${USER}:${PASSWORD}@host, and set both variables "
+            "for the driver and the executors"
+        )
+    return url
 
 
 def is_set(options: Mapping[str, str], name: str, *, otherwise: str = "false") -> bool:

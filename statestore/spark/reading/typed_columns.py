@@ -9,7 +9,7 @@ import pyarrow as pa
 from statestore import serdes
 from statestore.commands.printing import json_text
 from statestore.errors import Misuse
-from statestore.model.records import ArrowForm, Serde
+from statestore.model.records import OF_REGISTRY, ArrowForm, Serde
 from statestore.serdes.arrow_forms import builtins_of
 from statestore.serdes.described import by_description
 from statestore.serdes.java_serdes import scalar_type
@@ -21,7 +21,7 @@ TIME = pa.timestamp("us", tz="UTC")
 """The type of all times that are no part of a key or a value."""
 WAYS_OUT = (
     '.option("pipeline", "module:function") for the serdes of the pipeline, or '
-    '.option("raw", "true")'
+    '.option("raw", "true"); for those of a schema registry, .option("schema_registry", its URL)'
 )
 _AS_TEXT = '.option("typed", "false") for JSON text'
 _BIG_ENDIAN: tuple[tuple[Serde[Any], str], ...] = (
@@ -129,13 +129,25 @@ def _typed(serde: Serde[Any], shown: Serde[Any]) -> ColumnDecoder | None:
     of_list = _of_list(serde)
     if of_list is not None:
         return of_list
-    form = _form_of(shown)
+    of_registry = shown.name.startswith(OF_REGISTRY)
+    form = _form_of(_as_if_alone(shown) if of_registry else shown)
     kind = None if form is None else spark_type(form.type)
     if form is None or kind is None:
         return None
-    if isinstance(serde, MigratingSerde):
+    if of_registry or isinstance(serde, MigratingSerde):
         return ColumnDecoder(kind, _migrated(serde.deserialize, form.type, kind))
     return ColumnDecoder(kind, lambda rows: form.decode(list(rows)).cast(kind))
+
+
+def _as_if_alone(serde: Serde[Any]) -> Serde[Any]:
+    """Return the serde with the schema of a registry's serde, for the type of its values."""
+    schema = serde.schema
+    if schema is None:
+        return serde
+    try:
+        return by_description(f"{schema.kind}(of a registry)", schema)
+    except Misuse:
+        return serde
 
 
 def _form_of(serde: Serde[Any]) -> ArrowForm | None:
