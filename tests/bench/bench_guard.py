@@ -34,7 +34,7 @@ from statestore.ports import Records
 from statestore.testing.memory_broker import MemoryBroker, MemorySource
 from statestore.testing.memory_log import BrokerState
 from statestore.testing.memory_outbox import MemoryOutbox
-from tests.bench import pipelines
+from tests.bench import pipelines, pipelines_in_columns
 from tests.bench.harness import scratch
 from tests.contract.task_rig import TaskRig
 
@@ -45,6 +45,7 @@ SLACK: Final = {"calls": 20.0, "held": 20.0, "engine_calls": 0.2}
 JOBS: Final[dict[str, Callable[[], ss.Topology]]] = {
     "count": pipelines.counting,
     "json": pipelines.enriching,
+    "columns": pipelines_in_columns.expressing,
     "processor": pipelines.per_record,
     "sessions": pipelines.sessions,
     "join": pipelines.joining,
@@ -175,7 +176,7 @@ def counted(job: str, folder: Path) -> Figures:
     counter = Counter()
     rig = TaskRig(JOBS[job](), folder, broker=UncountedBroker(counter))
     keys = [b"key-%08d" % number for number in range(_KEYS)]
-    chance, is_json = random.Random(1), job == "json"
+    chance, is_json = random.Random(1), job in ("json", "columns")
     read, _ = rig.topology.topics()
     if "table" in read:
         rows = [_ROW % (key, number % 5) if is_json else key for number, key in enumerate(keys)]

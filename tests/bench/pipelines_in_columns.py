@@ -1,0 +1,36 @@
+"""The pipeline of expressions that is benchmarked; Polars is loaded for it alone."""
+
+import os
+
+import msgspec
+import polars as pl
+
+import statestore as ss
+from statestore import serdes
+from tests.bench.pipelines import INPUT_VARIABLE, OUTPUT_VARIABLE
+
+
+class Order(msgspec.Struct):
+    """What the JSON job reads."""
+
+    amount: int
+    order: int
+    currency: str
+    customer: str
+    note: str
+
+
+def expressing() -> ss.Topology:
+    """Typed JSON: large orders by an expression, summed by customer and minute by `ss.agg`."""
+    builder = ss.StreamsBuilder()
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], value_serde=serdes.json(Order), name="orders")
+        .filter(pl.col("amount") >= 100, name="large")
+        .map_values({"amount": pl.col("amount"), "cents": pl.col("amount") * 100}, name="cents")
+        .group_by_key(name="by-key")
+        .windowed_by(ss.TumblingWindows(60_000, grace=3_600_000))
+        .aggregate({"n": ss.agg.count(), "cents": ss.agg.sum("cents")}, materialized="sums")
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="sums-out")
+    )
+    return builder.build()
