@@ -56,7 +56,8 @@ _FAMILIES: Final = frozenset(
     }
 )
 """What functions are listed under."""
-_BY_CHANCE: Final = frozenset({"Random", "Sample", "Shuffle"})
+_OF_BATCHES: Final = frozenset({"Random", "Sample", "SetSorted", "SetSortedFlag", "Shuffle"})
+"""Functions that go by chance, or say of a whole column what holds for some batches only."""
 Cells = Callable[[int, int], dict[str, pa.Array]]
 """From the first place and the one behind the last to the columns of these records."""
 
@@ -253,7 +254,7 @@ def _why_not(part: Any) -> str | None:
 def _why_not_function(part: Any, function: Any, inputs: Sequence[Any]) -> str | None:
     name = _name_of(function)
     meta = pl.Expr.deserialize(io.BytesIO(json.dumps(part).encode()), format="json").meta
-    if not meta.is_row_separable() or name in _BY_CHANCE:
+    if not meta.is_row_separable() or name in _OF_BATCHES:
         return f"has the function {name}, which does not take each row by itself"
     roots = [any("Column" in p for p in _parts(i) if isinstance(p, dict)) for i in inputs]
     if not (meta.is_length_preserving() or (meta.is_scalar() and not any(roots))):

@@ -45,6 +45,7 @@ def orders(builder: ss.StreamsBuilder | None = None) -> Orders:
         (lambda s: s.filter(AMOUNT.str.contains("x")), "does not fit the columns .amount Int64"),
         (lambda s: s.filter_not(AMOUNT.mean() < AMOUNT), "filter_not: .* aggregates rows"),
         (lambda s: s.filter(AMOUNT.shift(1) > 1), "the function Shift, which does not take each"),
+        (lambda s: s.filter(AMOUNT.set_sorted() > 1), "SetSorted.*, which does not take each"),
         (lambda s: s.filter(AMOUNT.is_in(AMOUNT)), "IsIn with a column as its argument"),
         (lambda s: s.filter(pl.lit(pl.Series([True, False]))), "has a series in it"),
         (lambda s: s.filter(pl.col("^amount$") > 1), "names its columns by a pattern"),
