@@ -2,13 +2,18 @@
 
 A slot is one Spark task, or the whole process under `statestore run`. The garbage collector is off
 while records move: batches make no cycles, and its pauses grow with the number of live records.
+
+A task begins and ends with many waits for brokers. Several tasks therefore begin and end side by
+side, and beside what the slot processes; but all that calls a user's code is left to the thread of
+the slot.
 """
 
 import gc
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self
 
 from statestore.errors import Misuse
 from statestore.ports import Clock
@@ -19,6 +24,8 @@ from statestore.tasks.task import StreamTask
 
 _POLL_MS = 200
 _STEPS_PER_COLLECTION = 200
+_SIDE_BY_SIDE = 4
+"""How many tasks of a slot begin or end at once."""
 FOREVER_MS: Final = 253_402_300_799_999
 """The longest that a slot serves its tasks in turn: longer than any clock runs."""
 
@@ -75,19 +82,81 @@ def serve(
     Once `stop` is set, they commit and release, and the call returns. Misuse if a function of the
     pipeline calls sys.exit, which would end the run as if everything had been done.
     """
-    with _collector_off(), _staying():
+    with _collector_off(), _staying(), _Lives(tasks) as lives:
         if run_for_ms is None:
             for served in tasks:
                 if not stop.is_set():
-                    _to_its_end(served, stop, tell)
+                    _to_its_end(served, lives, stop, tell)
         else:
-            _in_turn(tasks, run_for_ms, stop, clock, tell, between)
+            _in_turn(lives, run_for_ms, stop, clock, tell, between)
     return [served.task.report for served in tasks]
 
 
-def _to_its_end(served: Served, stop: Ending, tell: Tell) -> None:
+class _Lives:
+    """Begins and ends the tasks of a slot, in their order; use `with`."""
+
+    def __init__(self, tasks: Sequence[Served]) -> None:
+        self.tasks = tasks
+        self._next = 0
+        self._preparing: dict[StreamTask, Future[None]] = {}
+        self._releasing: list[Future[None]] = []
+        self._threads = ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="stream tasks")
+
+    @contextmanager
+    def of(self, task: StreamTask) -> Iterator[None]:
+        """Have the next task started, and closed in the end."""
+        self._prepare_ahead()
+        prepared = self._preparing.get(task)
+        try:
+            if prepared is None:
+                task.prepare()
+            else:
+                prepared.result()
+                del self._preparing[task]
+            self._prepare_ahead()
+            task.begin()
+            yield
+        finally:
+            # After an interrupt it may still be under way; it is released when that has ended.
+            if task not in self._preparing:
+                task.end()
+                self._release(task)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        """Wait until all tasks are closed; raise what that met, unless something was raised."""
+        for task, prepared in self._preparing.items():
+            if not prepared.cancel():
+                prepared.exception()  # whatever it met: the task is not served
+                task.close()
+        self._threads.shutdown()
+        if kind is None:
+            for released in self._releasing:
+                released.result()
+
+    def _prepare_ahead(self) -> None:
+        """Prepare the tasks that come next, a few at once."""
+        while self._next < len(self.tasks) and len(self._preparing) < _SIDE_BY_SIDE:
+            task = self.tasks[self._next].task
+            self._next += 1
+            if self._may_be_elsewhere(task):
+                self._preparing[task] = self._threads.submit(task.prepare)
+
+    def _release(self, task: StreamTask) -> None:
+        if self._may_be_elsewhere(task):
+            self._releasing.append(self._threads.submit(task.release))
+        else:
+            task.release()
+
+    def _may_be_elsewhere(self, task: StreamTask) -> bool:
+        return len(self.tasks) > 1 and task.is_prepared_anywhere
+
+
+def _to_its_end(served: Served, lives: _Lives, stop: Ending, tell: Tell) -> None:
     task = served.task
-    with task:
+    with lives.of(task):
         served.begin(tell)
         steps = 0
         while not task.finished() and not stop.is_set():
@@ -101,7 +170,7 @@ def _to_its_end(served: Served, stop: Ending, tell: Tell) -> None:
 
 
 def _in_turn(
-    tasks: Sequence[Served],
+    lives: _Lives,
     run_for_ms: int,
     stop: Ending,
     clock: Clock,
@@ -110,23 +179,23 @@ def _in_turn(
 ) -> None:
     deadline_s = clock.monotonic() + run_for_ms / 1000
     with ExitStack() as open_tasks:
-        for served in tasks:
+        for served in lives.tasks:
             if stop.is_set():
                 return
-            open_tasks.enter_context(served.task)
+            open_tasks.enter_context(lives.of(served.task))
             served.begin(tell)
         # Tasks with input must not wait for an idle one, so they share the poll time.
-        poll_ms = max(5, _POLL_MS // (4 * len(tasks)))
+        poll_ms = max(5, _POLL_MS // (4 * len(lives.tasks)))
         steps = 0
         while clock.monotonic() < deadline_s and not stop.is_set():
-            for served in tasks:
+            for served in lives.tasks:
                 between()
                 served.task.step(poll_ms)
                 served.note(tell)
             steps += 1
             if steps % _STEPS_PER_COLLECTION == 0:
                 gc.collect()
-        for served in tasks:
+        for served in lives.tasks:
             served.task.finish()
             served.write(tell)
 

@@ -12,7 +12,8 @@
 A task works in attempts (attempt.py). When one fails in a way that another try may mend, the task
 goes back to its last commit, does what a start does after its claim, and begins a new attempt;
 nothing is wiped. Once a newer owner has claimed the folder, any failure is Fenced: the task closes
-without writing anything. For one thread.
+without writing anything. For one thread; only `prepare`, the first part of `start`, and `release`,
+the last part of `close`, may be called by other ones (slot.py).
 """
 
 import logging
@@ -93,6 +94,16 @@ class StreamTask:
 
     def start(self) -> None:
         """Claim, fence, restore. After Locked, Unavailable or HostFailure nothing has changed."""
+        self.prepare()
+        self.begin()
+
+    @property
+    def is_prepared_anywhere(self) -> bool:
+        """Whether `prepare` and `release` call nothing of a user, who may want one thread."""
+        return all(kind_of(self._plan.specs[name]).is_readable for name in self._plan.part.stores)
+
+    def prepare(self) -> None:
+        """Do what comes before processors are made; any thread may, before any other call."""
         plan, edges = self._plan, self._edges
         began = edges.clock.monotonic()
         self._stores.live_in(self._ownership.take())
@@ -107,10 +118,15 @@ class StreamTask:
         self._restore()
         self._stores.write_checkpoint()
         self._ownership.sweep()
-        self._begin_attempt()
-        for name in plan.part.stores:
-            self._change_over(name)
         self.report.start_seconds += edges.clock.monotonic() - began
+
+    def begin(self) -> None:
+        """Make the processors of a prepared task, which can be stepped then."""
+        began = self._edges.clock.monotonic()
+        self._begin_attempt()
+        for name in self._plan.part.stores:
+            self._change_over(name)
+        self.report.start_seconds += self._edges.clock.monotonic() - began
 
     def step(self, timeout_ms: int) -> int:
         """Poll for up to `timeout_ms`, process, commit if due; return the number of records."""
@@ -162,20 +178,33 @@ class StreamTask:
 
     def close(self) -> None:
         """Drop what is pending, close the stores and release; never hide an earlier error."""
-        steps: list[Callable[[], None]] = [self._edges.source.close]
-        if self._attempt is not None:
-            steps.append(self._attempt.close)
+        self.end()
+        self.release()
+
+    def end(self) -> None:
+        """Close the processors; what is left is for `release`."""
+        attempt, self._attempt = self._attempt, None
+        try:
+            if attempt is not None:
+                self._closing(attempt.close)
+        finally:
+            self._memory.free()
+
+    def release(self) -> None:
+        """Do what comes after the processors are closed; any thread may, after all other calls."""
+        self._closing(self._edges.source.close)
         if self._ownership.holds():  # a newer owner has ended what this one had open
-            steps.append(self._committer.abort)
-        steps += [self._edges.outbox.close, self._responder.end, self._stores.close]
-        steps.append(self._write_last_files)
-        for step in steps:
-            try:
-                step()
-            except StateStoreError as error:
-                log_left(_log, error, f"task {self._plan.task_id}: while closing")
-        self._memory.free()
+            self._closing(self._committer.abort)
+        for step in (self._edges.outbox.close, self._responder.end, self._stores.close):
+            self._closing(step)
+        self._closing(self._write_last_files)
         self._ownership.release()
+
+    def _closing(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except StateStoreError as error:
+            log_left(_log, error, f"task {self._plan.task_id}: while closing")
 
     def __enter__(self) -> Self:
         try:
