@@ -28,7 +28,7 @@ from statestore.errors import (
 from statestore.kafka.admin import LATEST, PAUSE_S, Admin, Answers, failed_with
 from statestore.kafka.epochs import abort_open_transactions
 from statestore.kafka.error_codes import is_transient, is_unanswered, kafka_error, translated
-from statestore.kafka.groups import read_group
+from statestore.kafka.groups import Groups, read_group
 from statestore.kafka.partitioner import key_hashes
 from statestore.kafka.source import KafkaSource
 from statestore.model import time_marks
@@ -62,10 +62,13 @@ _LITTLE = {
 class KafkaCluster:
     """`ports.Cluster` on a real cluster; the group is the application's."""
 
-    def __init__(self, settings: Settings, admin: Admin | None = None) -> None:
-        """Use the connection of `admin` if given."""
+    def __init__(
+        self, settings: Settings, admin: Admin | None = None, groups: Groups | None = None
+    ) -> None:
+        """Use the connections of `admin` and `groups` if given; the maker closes those."""
         self._settings = settings
         self._admin = admin or Admin(settings)
+        self._groups = groups
 
     def topics(self) -> list[str]:
         """Return the names of all topics that may be described."""
@@ -149,7 +152,9 @@ class KafkaCluster:
         self, tps: Sequence[TopicPartition], *, stable: bool = True
     ) -> dict[TopicPartition, GroupOffset]:
         """Return the group's committed offsets; Unavailable if a transaction is open too long."""
-        return read_group(self._settings, tps, stable=stable)
+        if self._groups is None:
+            return read_group(self._settings, tps, stable=stable)
+        return self._groups.read(tps, stable=stable)
 
     def key_hashes(
         self, topics: Mapping[str, int], windowed: Mapping[str, int] | None = None

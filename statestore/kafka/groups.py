@@ -1,6 +1,7 @@
 """Reads the committed offsets of a consumer group, and waits until no transaction is pending."""
 
 import json
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 from time import monotonic
@@ -98,16 +99,49 @@ class GroupClient:
         self._client.close()
 
 
+class Groups:
+    """The clients that read the offsets of an application's group, shared by all of a process.
+
+    They are made when first asked for. Any thread may use them.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._clients: dict[bool, GroupClient] = {}
+
+    def client(self, *, stable: bool) -> GroupClient:
+        """Return the client whose answers wait for open transactions, or the one whose do not."""
+        with self._lock:
+            if stable not in self._clients:
+                group_id = self._settings.application_id
+                self._clients[stable] = GroupClient(self._settings, group_id, stable=stable)
+            return self._clients[stable]
+
+    def read(
+        self, tps: Sequence[TopicPartition], *, stable: bool = True
+    ) -> dict[TopicPartition, GroupOffset]:
+        """Read the offsets that the group has committed; see `GroupClient`."""
+        return _offsets_in(self.client(stable=stable).committed(tps)) if tps else {}
+
+    def close(self) -> None:
+        """Close the clients."""
+        with self._lock:
+            while self._clients:
+                self._clients.popitem()[1].close()
+
+
 def read_group(
     settings: Settings, tps: Sequence[TopicPartition], *, stable: bool = True
 ) -> dict[TopicPartition, GroupOffset]:
-    """Read the offsets that the application's group has committed; see `GroupClient`."""
-    if not tps:
-        return {}
-    with closing(GroupClient(settings, settings.application_id, stable=stable)) as client:
-        group = client.committed(tps)
+    """Read the offsets that the application's group has committed, with a client of its own."""
+    with closing(Groups(settings)) as groups:
+        return groups.read(tps, stable=stable)
+
+
+def _offsets_in(found: Sequence[KafkaPartition]) -> dict[TopicPartition, GroupOffset]:
     committed = {}
-    for tp in group:
+    for tp in found:
         if tp.error is not None:
             raise error_for(tp.error, f"read the committed offset of {tp.topic}-{tp.partition}")
         if tp.offset >= 0:

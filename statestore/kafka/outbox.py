@@ -28,7 +28,7 @@ from statestore.kafka.clients import (
 )
 from statestore.kafka.epochs import Epochs, Turn
 from statestore.kafka.error_codes import error_for, kafka_error, translated
-from statestore.kafka.groups import GroupClient, metadata_of
+from statestore.kafka.groups import GroupClient, Groups, metadata_of
 from statestore.kafka.sender import Sender
 from statestore.model.ids import TopicPartition
 from statestore.ports import CommitWaits, Records
@@ -93,12 +93,14 @@ class TransactionalOutbox:
         inputs: Sequence[TopicPartition] = (),
         number_of: NumberOf = no_number,
         batch_bytes: int | None = None,
+        groups: Groups | None = None,
     ) -> None:
         """Create an outbox that is not open yet.
 
         `inputs` are the stream task's inputs: the metadata of their committed offsets have commit
         numbers. `batch_bytes` is the largest batch that all topics to write to accept. Without a
-        group, transactions carry no input offsets.
+        group, transactions carry no input offsets. `groups`: clients of the application's group to
+        share; None: it makes one of its own.
         """
         self._settings = settings
         self._inputs = sorted(inputs)
@@ -109,6 +111,7 @@ class TransactionalOutbox:
         self._waits = Waits()
         self._trouble = Trouble()
         self._epochs = Epochs(settings, transactional_ids, self._trouble, self._sender)
+        self._groups = groups
         self._group: GroupClient | None = None
         self._current: _Transaction | None = None
         self._is_busy = False
@@ -125,11 +128,12 @@ class TransactionalOutbox:
             if self._group is None and self._group_id is not None:
                 # A producer that does not find the group's coordinator waits beyond its timeout,
                 # so a consumer finds it first.
-                group = GroupClient(self._settings, self._group_id, stable=False)
+                group = self._group_client(self._group_id)
                 try:
                     group.committed([TopicPartition(TRANSACTION_LOG, 0)])
                 except BaseException:
-                    group.close()
+                    if self._groups is None:
+                        group.close()
                     raise
                 self._group = group
             opened.result()
@@ -262,8 +266,13 @@ class TransactionalOutbox:
         if not self._epochs.wait_ended(_CLOSE_S):
             _log.info("the last transaction of %s is left for its next owner", self._name)
         self._epochs.close()
-        if self._group is not None:
+        if self._group is not None and self._groups is None:
             self._group.close()
+
+    def _group_client(self, group_id: str) -> GroupClient:
+        if self._groups is None:
+            return GroupClient(self._settings, group_id, stable=False)
+        return self._groups.client(stable=False)
 
     def _abort_here(self, sender: Sender) -> None:
         """Abort without a new epoch, which would take the id from a newer owner."""

@@ -126,6 +126,7 @@ class KafkaSource:
         self._trouble = Trouble()
         self._fetching = Fetching()
         self._consumer: Consumer | None = None
+        self._assigned = True
         self._positions: dict[TopicPartition, int] = {}
         self._log_ends: dict[TopicPartition, int] = {}
         self._paused_wanted: set[TopicPartition] = set()
@@ -136,30 +137,23 @@ class KafkaSource:
         self._heard_s = self._asked_s = 0.0
 
     def start(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Start reading from these offsets; a second call drops what was fetched before."""
-        if self._consumer is None:
-            self._consumer = consumer(
-                self._settings, self._group_id, self._trouble, on_statistics=self._fetching
-            )
+        """Start reading from these offsets; a second call drops what was fetched before.
+
+        The first poll asks the brokers: who never polls costs no connection.
+        """
         self._paused_wanted.clear()
-        self._apply_pauses(self._consumer)  # the client keeps a partition paused over an assignment
         self._positions = dict(positions)
         self._log_ends.clear()
         self._fetching.restarted()
         self._name_partitions()
-        self._heard_s = self._asked_s = monotonic()
-        try:
-            self._consumer.assign([KafkaPartition(*tp, at) for tp, at in positions.items()])
-        except KafkaException as failure:
-            raise translated(failure, f"read {_names(positions)}") from failure
+        self._assigned = False
 
     def poll(self, max_records: int, timeout_ms: int, *, soon: bool = False) -> list[Batch]:
         """Return what has arrived; wait only for the first record or event, not for `max_records`.
 
         See `ports.Source`.
         """
-        client = self._consumer
-        assert client is not None, "start comes before poll"
+        client = self._client()
         self._apply_pauses(client)
         deadline = monotonic() + timeout_ms / 1000
         arrived: dict[TopicPartition, Arrivals] = {}
@@ -211,6 +205,26 @@ class KafkaSource:
         client, self._consumer = self._consumer, None
         if client is not None:
             client.close()
+
+    def _client(self) -> Consumer:
+        """Return the client, which is made and told where to read when it is first asked for."""
+        client = self._consumer
+        if client is None:
+            assert not self._assigned, "start comes before poll"
+            client = self._consumer = consumer(
+                self._settings, self._group_id, self._trouble, on_statistics=self._fetching
+            )
+        if not self._assigned:
+            wanted, self._paused_wanted = self._paused_wanted, set()
+            self._apply_pauses(client)  # the client keeps a partition paused over an assignment
+            self._paused_wanted = wanted
+            self._heard_s = self._asked_s = monotonic()
+            try:
+                client.assign([KafkaPartition(*tp, at) for tp, at in self._positions.items()])
+            except KafkaException as failure:
+                raise translated(failure, f"read {_names(self._positions)}") from failure
+            self._assigned = True
+        return client
 
     def _name_partitions(self) -> None:
         """Choose the cheapest property of a message that identifies its partition."""

@@ -7,6 +7,7 @@ from statestore.kafka.audit_log_reader import KafkaAuditLogReader
 from statestore.kafka.changelog import KafkaChangelog
 from statestore.kafka.clients import Trouble, consumer, producer
 from statestore.kafka.cluster import KafkaCluster
+from statestore.kafka.groups import Groups
 from statestore.kafka.monitoring import KafkaMonitoringClient
 from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
 from statestore.kafka.source import KafkaSource
@@ -29,9 +30,10 @@ class KafkaBrokers:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._group_id = settings.application_id
+        self._groups = Groups(settings)
 
     def cluster(self) -> Cluster:
-        return KafkaCluster(self._settings, self._admin)
+        return KafkaCluster(self._settings, self._admin, self._groups)
 
     def changelog(self) -> Changelog:
         return KafkaChangelog(self._settings, self._admin)
@@ -52,6 +54,7 @@ class KafkaBrokers:
             batch_bytes=batch_bytes,
             inputs=plan.inputs,
             number_of=CommitStamp.number_in,
+            groups=self._groups,
         )
 
     def audit_log_reader(self) -> AuditLogReader:
@@ -66,6 +69,7 @@ class KafkaBrokers:
         producer(self._settings, {}, Trouble())
 
     def close(self) -> None:
+        self._groups.close()
         self._admin.close()
 
     @cached_property

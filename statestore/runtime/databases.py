@@ -7,6 +7,7 @@ All databases of a process share one block cache and one bound on write buffers
 import functools
 import importlib
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -188,7 +189,15 @@ def _refuse_other_kind(path: Path, spec: StoreSpec, stored: Sequence[str]) -> No
         offsets.check_format(engine.table(offsets.TABLE), spec.kind, str(path))
 
 
-@functools.cache
-def _memory(_pid: int, size_bytes: int) -> RocksMemory:
+_making = threading.Lock()
+
+
+def _memory(pid: int, size_bytes: int) -> RocksMemory:
     """Shared by all databases of a process; a fork makes its own."""
+    with _making:  # A cache alone would have threads make one each.
+        return _memory_of(pid, size_bytes)
+
+
+@functools.cache
+def _memory_of(_pid: int, size_bytes: int) -> RocksMemory:
     return RocksMemory.of_bytes(size_bytes)

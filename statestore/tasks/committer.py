@@ -6,6 +6,7 @@ place that talks to the outbox about transactions; commit.py has the order of st
 
 from collections.abc import Callable, Mapping
 
+from statestore.errors import Unavailable
 from statestore.faults import CrashPoint, reach
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import Position, TopicPartition
@@ -58,7 +59,19 @@ class Committer:
         self._checkpoint = InputCheckpoint(layout.task_dir(plan.task_id), edges.clock)
         self._check_ours = check_ours
         self._begun = False
+        self._fenced = False
         self._committed_s = edges.clock.monotonic()
+
+    def has_nothing_to_do(self) -> bool:
+        """Return whether the group has committed every input at its planned end.
+
+        Open transactions may be about to change that, which another start would then find.
+        """
+        ends = self._plan.ends
+        if ends is None:
+            return False
+        found = self._edges.cluster.group_offsets(self._plan.inputs, stable=False)
+        return all(tp in found and found[tp].offset == end for tp, end in ends.items())
 
     def fence(self) -> None:
         """Abort what the last owner of the transactional id left open, and fence that owner.
@@ -68,6 +81,7 @@ class Committer:
         self._check_ours()
         self._begun = False
         self._edges.outbox.open()
+        self._fenced = True
 
     def read_committed(self) -> None:
         """Ask the log how far the inputs are committed, and set `offsets`, `stamp` and `tally`."""
@@ -94,6 +108,8 @@ class Committer:
     def begin(self) -> None:
         """Open a transaction, unless one is open; call it before anything is written."""
         if not self._begun:
+            if not self._fenced:
+                self._fence_late()
             self._stores.before_write()
             self._edges.outbox.begin(self.stamp.number + 1)
             self._begun = True
@@ -195,6 +211,20 @@ class Committer:
         if self._begun:
             self._begun = False
             self._edges.outbox.abort()
+
+    def _fence_late(self) -> None:
+        """Fence before the first write of a task that seemed to have nothing to do.
+
+        Unavailable, after which the task goes back, if the last owner has committed meanwhile.
+        """
+        self.fence()
+        known = self.stamp.number
+        self.read_committed()
+        if self.stamp.number != known:
+            raise Unavailable(
+                f"task {self._plan.task_id}: commit {self.stamp.number} came after commit {known} "
+                "was read: the task goes back to it"
+            )
 
     def _settle(self, commit: TaskCommit) -> Mapping[TopicPartition, int] | None:
         """Return the changelogs' ends if the log holds an unanswered commit (SEMANTICS E4)."""

@@ -80,6 +80,14 @@ class Ownership:
         """Return whether this owner still has the task."""
         return self.claim is not None and self.claim.still_ours()
 
+    def was_released(self) -> bool:
+        """Return whether the last owner let go of the task itself, having ended all it had open."""
+        return (
+            self.claim is not None
+            and self.claim.previous is not None
+            and self.claim.previous.released
+        )
+
     def sweep(self) -> None:
         """Remove what former owners left behind; call it once the stores are up to their logs."""
         retention_ms = self._settings.quarantine_retention_ms

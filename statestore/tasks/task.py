@@ -3,11 +3,14 @@
     start()   claim the folder          claim.locked, claim.owned
               leave a living owner's    takeover.linked, takeover.published
               open the stores           start.stores-open
-              fence the last owner      start.producer-ready
+              fence the last owner      start.producer-ready    (1)
               committed input offsets   start.offsets-known
               restore                   restore.batch-written, restore.done
     step()    one step of the attempt; take the snapshots that others ask for
     close()   release without committing what is pending; a clean end commits first
+
+(1) A bounded run has nothing to do if the group has committed all inputs at their planned ends. If
+the last owner released the task, it is then fenced only before the first write, if there is one.
 
 A task works in attempts (attempt.py). When one fails in a way that another try may mend, the task
 goes back to its last commit, does what a start does after its claim, and begins a new attempt;
@@ -110,7 +113,9 @@ class StreamTask:
         for name in plan.part.stores:
             self._stores.open(plan.specs[name])
         reach(CrashPoint.START_STORES_OPEN)
-        self._committer.fence()
+        # What a dead owner left open would keep readers waiting.
+        if not (self._ownership.was_released() and self._committer.has_nothing_to_do()):
+            self._committer.fence()
         reach(CrashPoint.START_PRODUCER_READY)
         self._read_committed()
         self.report.records_before = self.report.records_in
