@@ -28,7 +28,7 @@ from tests.processes import Process
 pytestmark = pytest.mark.kafka
 
 # Once `haunt` is there: rows, flushes and compactions straight into every open database, at the
-# latest when the first is closed. Other threads may close theirs meanwhile. `stop` becomes `stopped`
+# latest when the first is closed. Other threads may close theirs meanwhile. `stop` turns `stopped`
 # where the test is to stop the process.
 HAUNTED = """
 import sys, time
