@@ -106,7 +106,7 @@ class Environment(Protocol):
     def monitoring_client(self) -> MonitoringClient: ...
 
     def task_edges(self, plan: TaskPlan, batch_bytes: int | None) -> TaskEdges:
-        """New connections for one stream task, which closes them itself.
+        """What one stream task reads and writes by, which it closes itself; all share the rest.
 
         `batch_bytes`: the largest batch that every topic the task writes accepts, if known.
         """

@@ -143,8 +143,8 @@ class Runtime:
         return client
 
     def task_edges(self, plan: TaskPlan, batch_bytes: int | None) -> TaskEdges:
-        """New connections for one stream task, which closes them itself."""
-        brokers = self._brokers_of(self.settings)
+        """What one stream task reads and writes by, which it closes itself; all share the rest."""
+        brokers = self._brokers
         return TaskEdges(
             brokers.source(),
             brokers.task_outbox(plan, batch_bytes),
