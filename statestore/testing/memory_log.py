@@ -193,6 +193,10 @@ class BrokerState:
         owner.epoch += 1
         return owner.epoch
 
+    def epoch(self, transactional_id: str) -> int:
+        """Return how often the id was opened."""
+        return self._owners[transactional_id].epoch if transactional_id in self._owners else 0
+
     def begin(self, transactional_id: str, epoch: int) -> None:
         """Begin a transaction."""
         owner = self._owner(transactional_id, epoch)
