@@ -34,8 +34,8 @@ _UNTIL = "SECOND_TIER_UNTIL"
 _RUNS_OUT_S = 300.0
 # Seconds of a processor.
 _CASES_S = 0.2
-_MODULE_S = 1.0
-_DEAR_S = 0.3
+_MODULE_S = 0.7
+_DEAR_S = 0.2
 _RARE_S = 1.5
 _RARE_TURNS = 3
 _DEAR = ("kafka", "spark", "airflow", "timeout")
@@ -76,6 +76,9 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "test_a_killed_worker_is_replaced_and_the_workers_of_a_killed_run_end",
     ),
     "tests/spark/test_process_killed.py": (),
+    "tests/kafka/test_writing_attempts.py": (
+        "test_a_kill_at_any_step_neither_loses_nor_doubles_a_row",
+    ),
     "tests/stateful/test_versioned_kills.py": (),
     # Late and lost messages, and commits that nobody answers.
     "tests/kafka/test_late_messages.py": (
@@ -106,16 +109,27 @@ _STARTS = {
     "an environment with the wheel": (
         "tests/docs/test_shell_pages.py",
         "tests/kafka/test_init_from_wheel.py",
+        "tests/typing/test_types.py",
+        "tests/unit/test_release.py",
     ),
     "a schema registry": (
+        "tests/kafka/test_registry_columns.py",
         "tests/kafka/test_schema_registry.py",
         "tests/kafka/test_schema_registry_secured.py",
+    ),
+    "a session of Spark": (
+        "tests/spark/test_kafka_sink.py",
+        "tests/spark/test_reading_state.py",
     ),
 }
 FAMILIES = {module: start for start, modules in _STARTS.items() for module in modules}
 
 # Modules that one process of a run takes: the second session of Spark has the first one's Java.
-_ONE_PROCESS = ("tests/spark/test_process_killed.py", "tests/spark/test_reading_state.py")
+_ONE_PROCESS = (
+    "tests/spark/test_kafka_sink.py",
+    "tests/spark/test_process_killed.py",
+    "tests/spark/test_reading_state.py",
+)
 
 
 @cache

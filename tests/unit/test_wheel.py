@@ -108,7 +108,7 @@ def test_its_metadata_name_the_extras_and_pin_only_what_shares_a_folder(metadata
     assert metadata["Version"] == ss.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        *("airflow", "avro", "gx", "json-schema", "openlineage", "protobuf", "s3"),
+        *("airflow", "avro", "columns", "gx", "json-schema", "openlineage", "protobuf", "s3"),
         *("schema-registry", "serve", "spark", "testing", "ui"),
     }
     required = metadata.get_all("Requires-Dist", [])
