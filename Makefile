@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
 PYTEST = SET_UP_SECONDS=$$(cat .venv/.set-up-seconds) $(BIN)/python -m pytest
-# Two processes more than there are cores, as tests wait much: for brokers, for processes they killed.
+# Three processes more than there are cores, as tests wait: for brokers, for processes they killed.
 SIDE_BY_SIDE = --numprocesses=$$(( $$(nproc) + 3 )) --maxprocesses=5
 # A module stays in one process, as its tests share a broker.
 BY_MODULE = --dist=loadfile --no-loadscope-reorder
