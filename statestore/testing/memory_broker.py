@@ -92,7 +92,8 @@ class MemoryBroker:
     def produce(self, tp: TopicPartition, record: Record[bytes | None, bytes | None]) -> int:
         """Append one record as any other producer would, and return its offset."""
         entry = LogEntry(-1, record.key, record.value, record.timestamp_ms, record.headers)
-        return self.state.append(tp, entry)
+        with self.state.appending:
+            return self.state.append(tp, entry)
 
     def records(self, topic: str) -> list[Record[bytes | None, bytes | None]]:
         """All committed records of a topic, partition by partition."""
@@ -236,13 +237,14 @@ class MemorySource:
                 f"to {log.end}"
             )
         entries: list[LogEntry] = []
-        for entry in log.read(position, log.last_stable):
+        end = log.last_stable  # Another thread may append meanwhile.
+        for entry in log.read(position, end):
             if entry.is_visible:
                 if len(entries) == room:
                     self._positions[tp] = entry.offset
                     return entries
                 entries.append(entry)
-        self._positions[tp] = max(position, log.last_stable)
+        self._positions[tp] = max(position, end)
         return entries
 
 

@@ -4,6 +4,7 @@ Offsets, control records, the last stable offset and fencing behave as Kafka's d
 waits, uses a clock or a thread, so the same calls always give the same logs.
 """
 
+import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -122,9 +123,13 @@ class _Owner:
 
 
 class BrokerState:
-    """What the ports of `memory_broker` share; tests may look in through it."""
+    """What the ports of `memory_broker` share; tests may look in through it.
+
+    `appending` is held by whoever appends to logs, as the tasks of a slot begin side by side.
+    """
 
     def __init__(self) -> None:
+        self.appending = threading.RLock()
         self.topics: dict[str, list[Log]] = {}
         self.configs: dict[str, Mapping[str, str]] = {}
         self.ids: dict[str, str] = {}
@@ -236,10 +241,12 @@ class BrokerState:
         transaction, owner.transaction = owner.transaction, None
         assert transaction is not None
         transaction.outcome = outcome
-        for tp, first in transaction.first_offsets.items():
-            log = self.log(tp)
-            log.open.remove(first)
-            latest = log.entries[-1].timestamp_ms if log.entries else 0
-            log.append(LogEntry(-1, None, None, latest, transaction=transaction, is_control=True))
+        with self.appending:
+            for tp, first in transaction.first_offsets.items():
+                log = self.log(tp)
+                log.open.remove(first)
+                latest = log.entries[-1].timestamp_ms if log.entries else 0
+                control = LogEntry(-1, None, None, latest, transaction=transaction, is_control=True)
+                log.append(control)
         if outcome is TransactionOutcome.COMMITTED:
             self.groups.update(transaction.group_offsets)

@@ -146,6 +146,10 @@ class _Writer:
         self.ends: dict[TopicPartition, int] = {}
 
     def write(self, records: Records, transaction: Transaction | None, *, tracked: bool) -> None:
+        with self._state.appending:
+            self._write(records, transaction, tracked=tracked)
+
+    def _write(self, records: Records, transaction: Transaction | None, *, tracked: bool) -> None:
         topic, keys, values, times, fixed, headers, placing, choose = records
         placing = keys if placing is None else placing
         chosen = None if choose is None else choose(self._state.partitions_of(topic))

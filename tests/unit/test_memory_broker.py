@@ -1,5 +1,8 @@
 """What the broker in memory does beyond its contract: faults on demand, compaction, no chance."""
 
+import sys
+from threading import Thread
+
 import pytest
 
 from statestore.errors import CommitUnknown, Fenced, Unavailable
@@ -99,3 +102,24 @@ def test_records_without_a_key_go_the_same_way_every_time() -> None:
 
     assert places() == places()
     assert len(set(places())) == 3
+
+
+def test_no_record_is_passed_over_that_another_thread_appends_during_a_poll() -> None:
+    broker, count = broker_with(), 3000
+    source = broker.source()
+    source.start({LOG: 0})
+
+    def append() -> None:
+        for _ in range(count):
+            broker.produce(LOG, Record(b"k", b"v", 0))
+
+    appending, seen, before = Thread(target=append), 0, sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        appending.start()
+        while appending.is_alive() or not source.at_end(LOG):
+            seen += sum(len(batch) for batch in source.poll(100, 0))
+    finally:
+        sys.setswitchinterval(before)
+        appending.join()
+    assert seen == count
