@@ -38,6 +38,8 @@ _MODULE_S = 0.7
 _DEAR_S = 0.2
 _RARE_S = 1.5
 _RARE_TURNS = 3
+# What a module is thought to take that was never measured, if it starts a broker or the like.
+_UNKNOWN_S = 60.0
 _DEAR = ("kafka", "spark", "airflow", "timeout")
 
 # In the first tier of each commit with all cases: a kill at each crash point, simulated schedules.
@@ -173,8 +175,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     modules = run.get("modules", {})
     took: dict[str, float] = {name: real for name, (_, _, real) in modules.items()}
     for item in items:
-        unknown = 1.0 if any(map(item.get_closest_marker, _DEAR)) else 0.0
-        took[_module(item.nodeid)] = max(took.get(_module(item.nodeid), 0.0), unknown)
+        unknown = _UNKNOWN_S if any(map(item.get_closest_marker, _DEAR)) else 0.0
+        took.setdefault(_module(item.nodeid), unknown)
     items.sort(key=lambda item: -took[_module(item.nodeid)])
 
 
