@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from statestore.errors import Fenced, Misuse, RecordFailed, TopicMissing, Unavailable
 from statestore.kafka.partitioner import murmur2_partition
@@ -138,6 +138,13 @@ class BrokerState:
         self._owners: dict[str, _Owner] = {}
         self._keyless = 0
         self._created = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets of it, which makes a lock of its own."""
+        return {name: value for name, value in vars(self).items() if name != "appending"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, appending=threading.RLock())
 
     def require_up(self) -> None:
         """Raise what clients raise while nobody answers."""
