@@ -292,19 +292,19 @@ def _look(
         elif not _is_built_in(deployed, store):
             found.not_checked[store] = manifest.left_out[store]
     for store in sorted(wanted & manifest.stores.keys()):
-        path = snapshot.store_dir(store)
+        path, shown_path = snapshot.store_dir(store), str(layout.store_dir(task, store))
         kind = _deployed_kind(deployed, store)
         try:
             facts = _facts(path, databases, kind)
         except TaskCorrupted as error:
-            found.fail(AuditCheck.READABLE, store, task, str(error))
+            why = str(error).replace(str(path), shown_path)
+            found.fail(AuditCheck.READABLE, store, task, why)
             continue
         log = _log_of(deployed, layout.application_id, store, task)
         offset_next = manifest.stores[store].offsets().get(log)
         if offset_next is None and facts.occupied and store in deployed.stores:
             found.fail(AuditCheck.READABLE, store, task, f"it has rows but no offset of {log}")
             continue
-        shown_path = str(layout.store_dir(task, store))
         kind = kind or facts.kind or keyvalue.KIND
         found.add(store, task, kind, facts, offset_next or 0, path=str(path), shown_path=shown_path)
 
