@@ -1,14 +1,21 @@
 """What an application must be allowed to do on brokers that allow nothing by themselves."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
+from confluent_kafka.admin._acl import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+)
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import eventually
 from tests.kafka.run_rig import (
     PASSWORD,
     USER,
@@ -85,9 +92,20 @@ def application_id(app: App) -> str:
 
 
 def allow(app: App, acls: Iterable[Acl]) -> None:
+    """Give the user these permissions; the broker learns of them after its controller said yes."""
     admin = AdminClient({"bootstrap.servers": app.kafka.bootstrap_servers})
-    for pending in admin.create_acls([acl.binding(app) for acl in acls]).values():
+    bindings = [acl.binding(app) for acl in acls]
+    for pending in admin.create_acls(bindings).values():
         pending.result()
+    for one in bindings:
+        eventually(partial(holds, admin, one), f"{one} holds")
+
+
+def holds(admin: AdminClient, one: AclBinding) -> bool:
+    """Whether the broker knows of a permission."""
+    where = (one.restype, one.name, one.resource_pattern_type, one.principal, one.host)
+    asked = AclBindingFilter(*where, one.operation, one.permission_type)
+    return bool(admin.describe_acls(asked).result())
 
 
 def run(app: App) -> Ended:
