@@ -33,8 +33,8 @@ _UNTIL = "SECOND_TIER_UNTIL"
 # A module that began in time may go on for so long.
 _RUNS_OUT_S = 300.0
 # Seconds of a processor.
-_CASES_S = 0.2
-_MODULE_S = 0.7
+_CASES_S = 0.1
+_MODULE_S = 0.5
 _DEAR_S = 0.2
 _RARE_S = 1.5
 _RARE_TURNS = 3
