@@ -22,6 +22,7 @@ from statestore.commands.init import init_command
 from statestore.commands.reset import reset_command
 from statestore.commands.running import run_command
 from statestore.commands.settings import settings_command
+from statestore.commands.spark_classes import spark_classes_command
 from statestore.commands.spark_job import spark_job_command
 from statestore.commands.state import migrate_command, relocate_command, upgrade_command
 from statestore.commands.status import status_command
@@ -53,7 +54,7 @@ class _Commands(CommandGroup):
 
     sections: ClassVar = {
         "Begin": ("init", "settings", "topology", "topics"),
-        "Run": ("run", "spark-job", "status", "ui"),
+        "Run": ("run", "spark-job", "spark-classes", "status", "ui"),
         "Look into state": ("stores", "offsets", "serve", "audit"),
         "Keep copies": ("export", "restore", "exports"),
         "Change or begin again": ("relocate", "migrate", "upgrade-to-versioned", "reset"),
@@ -112,6 +113,7 @@ for command in (
     reset_command,
     settings_command,
     spark_job_command,
+    spark_classes_command,
     audit_command,
     exports,
     export_command,

@@ -9,6 +9,7 @@ came from (PEP 610): a checkout, the file of a wheel, a repository, or a package
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -20,6 +21,8 @@ from urllib.parse import unquote, urlsplit
 
 from statestore.errors import Misuse
 
+SPARK_CLASSES: Final = "statestore-classes.jsa"
+"""The archive that `statestore spark-classes` makes in the folder of Spark."""
 _PACKAGE = "statestore"
 # Both install into the same folder, which no tool notices.
 _OF_ONE_FOLDER = ("pyspark", "pyspark-client")
@@ -74,6 +77,26 @@ def needed(extra: str, what: str) -> Iterator[None]:
 def missing(extra: str, what: str, error: ModuleNotFoundError) -> Misuse:
     """The error of `what`, which needs an extra that is not installed."""
     return Misuse(f"{what} needs the extra `{extra}` ({error}): {install_command(extra)}")
+
+
+def spark_home() -> Path | None:
+    """The Spark that spark-submit uses: SPARK_HOME, else PySpark's own; None: there is none."""
+    named = os.environ.get("SPARK_HOME")
+    if named:
+        return Path(named)
+    found = find_spec("pyspark")
+    return None if found is None or found.origin is None else Path(found.origin).parent
+
+
+def spark_java_options() -> list[str]:
+    """Options with which Spark's Java takes its classes from the archive; none if there is none.
+
+    None either if its path has a space, which would end the option.
+    """
+    home = spark_home()
+    archive = None if home is None else home / SPARK_CLASSES
+    usable = archive is not None and archive.is_file() and len(str(archive).split()) == 1
+    return [f"-XX:SharedArchiveFile={archive}"] if usable else []
 
 
 def install_command(*extras: str) -> str:

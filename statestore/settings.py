@@ -39,7 +39,9 @@ _INT_MAX = (1 << 63) - 1
 """The largest number that RocksDB and Kafka accept; they treat it as no limit."""
 _NAMED = re.compile(r"\$\{[^}]*\}")
 _CREDENTIALS = re.compile(r"\w://([^/?@]*:[^?@]*[^:/?@][^?@]*@|[^?]*\?[^?]*=[^&])")
-_SECRET = re.compile(r"password|secret|jaas|token|\.key(\.pem|string)?$|private", re.IGNORECASE)
+_SECRET = re.compile(
+    r"password|secret|jaas|token|\.key(\.pem|string)?$|private|user[._]info$", re.IGNORECASE
+)
 
 
 def _setting(

@@ -17,6 +17,7 @@ from typing import Any, Final
 import filelock
 import msgspec
 import psutil
+import pytest
 
 from statestore.testing.kafka_jars import scratch_dir
 from statestore.testing.kafka_node import HOST, end, reserved_ports
@@ -97,6 +98,14 @@ class Registry:
         if self._process.poll() is None:
             end([psutil.Process(self._process.pid)], grace_s=10)
         self._process.wait()
+
+
+def started_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """Yield a registry: a module's fixture is `running = pytest.fixture(scope="module")(…)`."""
+    if os.environ.get("REQUIRE_KAFKA") != "1":
+        pytest.skip("set REQUIRE_KAFKA=1: the registry is fetched and started")
+    with local_registry(tmp_path_factory.mktemp("registry")) as registry:
+        yield registry
 
 
 @contextmanager

@@ -118,9 +118,11 @@ _STARTS = {
         "tests/kafka/test_registry_columns.py",
         "tests/kafka/test_schema_registry.py",
         "tests/kafka/test_schema_registry_secured.py",
+        "tests/kafka/test_writing_schemas.py",
     ),
     "a session of Spark": (
         "tests/spark/test_kafka_sink.py",
+        "tests/spark/test_kafka_sink_schemas.py",
         "tests/spark/test_reading_state.py",
     ),
 }
@@ -129,6 +131,7 @@ FAMILIES = {module: start for start, modules in _STARTS.items() for module in mo
 # Modules that one process of a run takes: the second session of Spark has the first one's Java.
 _ONE_PROCESS = (
     "tests/spark/test_kafka_sink.py",
+    "tests/spark/test_kafka_sink_schemas.py",
     "tests/spark/test_process_killed.py",
     "tests/spark/test_reading_state.py",
 )

@@ -57,6 +57,7 @@ from statestore.airflow.retries import (
     with_retry_policy,
 )
 from statestore.airflow.sources import SettingsSource, environment
+from statestore.extras import spark_java_options
 from statestore.model.left_out import LeftOut, left_out_lines
 from statestore.model.texts import held_text
 
@@ -158,7 +159,8 @@ class StateStoreJobOperator(SparkSubmitOperator):
         self._submission = uuid.uuid4().hex
         self.links[SPARK_UI.name] = publish_spark_ui(context)
         self.conf = self._spark_settings(folder) | dict(self.conf or {})
-        quick = {} if self._asset is None or _JVM in os.environ else {_JVM: LITTLE_COMPILED}
+        options = [*([LITTLE_COMPILED] if self._asset else []), *spark_java_options()]
+        quick = {_JVM: " ".join(options)} if options and _JVM not in os.environ else {}
         given = self.env_vars or {}
         self.env_vars = job_environment(folder) | quick | given | {MARK: self._submission}
         failure: Exception | None = None

@@ -94,6 +94,42 @@ class SchemaRegistry:
         """Return the serde of a format: AVRO, JSON or PROTOBUF; see `statestore.serdes`."""
         return _serde(self, form, _FORMATS[form].text_of(schema), kind)
 
+    def settle(self, form: str, schema: Any, context: SerdeContext) -> str | None:
+        """Find or register the schema of a topic's keys or values, as the first record would.
+
+        Returns the text of what will be written; None: only a record tells. Misuse if the registry
+        does not have the schema, or does not take it.
+        """
+        if form == "PROTOBUF":
+            self.serde(form, schema, schema).write(schema(), context)
+            return None
+        text = _FORMATS[form].text_of(schema)
+        made = _FORMATS[form](self, text, None)
+        of_place: Callable[..., Any] = SerializationContext
+        strategy = self.configured(writes=False, latest=False)["subject.name.strategy"]
+        subject = strategy(of_place(context.topic, context.side), made.record)
+        if subject is None and text is not None:
+            raise Misuse(
+                f"{made.name} names no record, and subjects={self._subjects!r} goes by its name: "
+                "give the schema a name (the title of a JSON Schema), or pass subjects='topic'"
+            )
+        if subject is None:
+            return None
+        try:
+            if text is None:
+                return str(self.client().get_latest_version(subject).schema.schema_str)
+            declared = _declared(text, form)
+            if self._auto_register:
+                self.client().register_schema(subject, declared)
+            else:
+                self.client().lookup_schema(subject, declared)
+        except StateStoreError:
+            raise
+        except Exception as error:
+            where = f"{made.name} of the {context.side}s of {context.topic}"
+            raise self.failure(error, where, writing=True) from error
+        return text
+
     def client(self) -> Any:
         """Return this process's client."""
         config = {key: _expanded(key, value) for key, value in self._config}
@@ -213,6 +249,8 @@ class _Format(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def record(self) -> str | None: ...
+    @property
     def schema(self) -> Schema | None: ...
     @property
     def dump(self) -> Callable[[Any], Any]: ...
@@ -232,6 +270,8 @@ class _Avro:
         self._text = text
         parsed = None if text is None else parsed_avro(text)
         self.name = f"AVRO({'any' if parsed is None else name_of_avro(parsed)})"
+        # A union has none.
+        self.record = None if parsed is None or isinstance(parsed, list) else name_of_avro(parsed)
         self.schema = None if parsed is None else Schema("AVRO", canonical_avro(parsed))
         self.dump, self.load = objects_of(kind)
 
@@ -259,10 +299,11 @@ class _Json:
 
     def __init__(self, registry: SchemaRegistry, text: str | None, kind: Any) -> None:
         with _extra():
-            from statestore.serdes.json_schema_serdes import canonical, title_of
+            from statestore.serdes.json_schema_serdes import canonical, name_of_json, title_of
         self._registry = registry
         self._text = text
-        self.name = f"JSON_SCHEMA({'any' if text is None else title_of(text)})"
+        self.name = f"JSON_SCHEMA({'any' if text is None else name_of_json(text)})"
+        self.record = None if text is None else title_of(text)
         self.schema = None if text is None else Schema("JSON", canonical(text))
         self.dump, self.load = objects_of(kind)
 
@@ -303,7 +344,8 @@ class _Protobuf:
             from statestore.serdes.protobuf_serdes import schema_of_message
         self._registry = registry
         self._kind = kind
-        self.name = f"PROTOBUF({kind.DESCRIPTOR.full_name})"
+        self.record: str | None = kind.DESCRIPTOR.full_name
+        self.name = f"PROTOBUF({self.record})"
         self.schema: Schema | None = schema_of_message(kind)
         self.load: Callable[[Any], Any] = _same
 
@@ -356,6 +398,12 @@ def _client(config: tuple[tuple[str, Any], ...]) -> Any:
             "ssl_ca_location, ssl_certificate_location and ssl_key_location name, here and on each "
             "worker"
         ) from error
+
+
+def _declared(text: str, form: str) -> Any:
+    with _extra():
+        from confluent_kafka.schema_registry import Schema as Declared
+    return Declared(text, form)
 
 
 def _of_tls(error: BaseException) -> bool:

@@ -270,7 +270,10 @@ class Sender:
     def on_report(self, error: KafkaError | None, message: Message) -> None:
         """Remember the first failure."""
         if error is not None and self._failure is None and error.code() not in _PURGED:
-            self._failure = error, f"{message.topic()}-{message.partition()}"
+            # A record for a topic that is not there has no partition yet.
+            partition = message.partition()
+            where = "" if partition is None or partition < 0 else f"-{partition}"
+            self._failure = error, f"{message.topic()}{where}"
 
     def on_tracked(self, error: KafkaError | None, message: Message) -> None:
         """Remember the offset of the record, if the broker reports it.

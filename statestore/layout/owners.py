@@ -30,8 +30,8 @@ from statestore.ports import Clock
 
 _log = logging.getLogger(__name__)
 STORES = "rocksdb"
-_TELL_FROM_MS = 1000
-"""A wait for a lock that takes longer than this is logged."""
+_TELL_AFTER_MS = 1000
+"""A wait for a lock that takes longer than this is told."""
 _NEVER = -1
 # That of processes in no container (PROC_PID_INIT_INO): owner.json has what older versions wrote.
 _FIRST_NAMESPACE = "pid:[4026531836]"
@@ -195,21 +195,22 @@ def _lock(folder: Path, what: str, wait_ms: int) -> filelock.BaseFileLock:
     # to the mere existence of a file, because a killed owner would leave the file behind.
     lock = filelock.FileLock(
         folder / ".lock",
-        timeout=wait_ms / 1000,
         thread_local=False,
         fallback_to_soft=False,
     )
+    poll_s, told_ms = min(0.05, max(wait_ms / 1000, 0.001)), min(wait_ms, _TELL_AFTER_MS)
     try:
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=told_ms / 1000, poll_interval=poll_s)
         except filelock.Timeout:
-            if wait_ms >= _TELL_FROM_MS:
-                _log.info("%s is owned by %s: waiting up to %d ms", what, _who(folder), wait_ms)
-            lock.acquire(poll_interval=min(0.05, max(wait_ms / 1000, 0.001)))
+            if told_ms == wait_ms:
+                raise
+            line = "%s is owned by %s: waiting up to %d ms"
+            _log.warning(line, what, _who(folder), wait_ms)
+            lock.acquire(timeout=(wait_ms - told_ms) / 1000, poll_interval=poll_s)
     except filelock.Timeout as error:
         raise Locked(
-            f"{what} ({folder}) is owned by {_who(folder)}; waited {wait_ms} ms: "
-            "let it finish or stop it, then start again"
+            f"{what} ({folder}) is owned by {_who(folder)}; waited {wait_ms} ms: {_way_out(folder)}"
         ) from error
     except OSError as error:
         if error.errno in NO_LOCKS:
@@ -226,6 +227,17 @@ def _lock(folder: Path, what: str, wait_ms: int) -> filelock.BaseFileLock:
 def _who(folder: Path) -> str:
     owner = read_owner(folder)
     return "another process" if owner is None else owner.describe()
+
+
+def _way_out(folder: Path) -> str:
+    owner = read_owner(folder)
+    ours = owner is not None and owner.is_here() and owner.pid == os.getpid()
+    if owner is not None and ours and not owner.provably_dead():
+        return (
+            "that is this process, where another thread has it: stop the run of that thread "
+            "(stop=), or end the process, then start again"
+        )
+    return "let it finish or stop it, then start again"
 
 
 def read_owner(folder: Path) -> Owner | None:

@@ -131,6 +131,49 @@ class Column:
         )
 
 
+class MadeColumn(Column):
+    """Values that an operator made as an Arrow array: others are made of it when asked for.
+
+    None of them is null, and each can be written.
+    """
+
+    __slots__ = ("_form", "_read")
+
+    def __init__(
+        self,
+        column: Any,
+        read: "Callable[[Any], list[Any]]",
+        serde: "Serde[Any]",
+        form: ArrowForm,
+    ) -> None:
+        """`read(column)`: the objects that reading the bytes of an array would give."""
+        super().__init__(serde=serde)
+        self._read, self._form = read, form
+        self.keep_arrow(column)
+
+    @property
+    def objects(self) -> list[Any]:
+        if self._objects is None:
+            self._objects = self._read(self._arrow)
+        return self._objects
+
+    def encoded(self, serde: "Serde[Any]") -> "list[bytes | None]":
+        """The bytes under `serde`; all of them at once under the column's own."""
+        if self._raw is None and serde is self._serde:
+            self._raw = self._form.encode(self._arrow)
+        return super().encoded(serde)
+
+    def picked(self, pick: Callable[[Any], Any]) -> "MadeColumn":
+        assert self._serde is not None
+        # With its array, because a user's function may have changed the objects meanwhile.
+        places = list(pick(range(len(self._arrow))))
+        array = self._arrow.take(places) if places else self._arrow[:0]
+        made = MadeColumn(array, self._read, self._serde, self._form)
+        made._raw = None if self._raw is None else pick(self._raw)
+        made._objects = None if self._objects is None else pick(self._objects)
+        return made
+
+
 class ContextColumn(Column):
     """A column of a topic's records, whose serde sees the topic and the headers of each record."""
 

@@ -15,6 +15,7 @@ after the offset, or may have forgotten deletes since (`delete.retention.ms`). R
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -23,7 +24,7 @@ from statestore.errors import Misuse, RecordFailed, TaskCorrupted, TopicMissing,
 from statestore.model.batch import Batch
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import BYTES
-from statestore.operations.deployed import read_deployed
+from statestore.operations.deployed import DeployedStore, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.looking.at_rest import existing_application
 from statestore.ports import Bounds
@@ -50,13 +51,14 @@ class Reached(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `offsets`: by partition, NEXT to read. `complete_ms`: when there was nothing more to read, or
     when the reader began. `whole`: the changes before the offsets are still to be read, as the rows
-    that they made.
+    that they made. `log`: of which topic they are; empty: not recorded.
     """
 
     topic_id: str
     complete_ms: int
     offsets: dict[str, int]
     whole: bool = False
+    log: str = ""
 
 
 class ChangedRows(NamedTuple):
@@ -101,7 +103,11 @@ def logged_parts(environment: Environment, store: str, partition: int | None = N
 
 
 class ChangePlan:
-    """Plans what a reader of a store's changes reads next. It remembers only what it has asked."""
+    """Plans what a reader of a store's changes reads next. It remembers only what it has asked.
+
+    Misuse if what the reader has reached is of another log or of other partitions, or if rows are
+    decoded in another way since the last deployment than when the reader began.
+    """
 
     def __init__(
         self, environment: Environment, parts: StoreParts, *, lossless: bool = True
@@ -117,6 +123,11 @@ class ChangePlan:
         self._idle: tuple[dict[str, int], int] | None = None
         self._ends_at: dict[str, int] | None = None
 
+    @property
+    def parts(self) -> StoreParts:
+        """The stream tasks that had the store when `following` was called last."""
+        return self._parts
+
     def first(self, start: str) -> Reached:
         """Return where to begin, which is one of STARTS."""
         bounds, now_ms = self._bounds(), self._environment.clock.now_ms()
@@ -124,7 +135,7 @@ class ChangePlan:
             offsets = {name: found.end for name, found in bounds.items()}
         else:
             offsets = {name: found.start for name, found in bounds.items()}
-        return Reached(self._topic_id(), now_ms, offsets, whole=start == STATE)
+        return self._reached(self._topic_id(), now_ms, offsets, whole=start == STATE)
 
     def stop_here(self) -> None:
         """Let what is there now be the last that `following` returns."""
@@ -135,6 +146,9 @@ class ChangePlan:
 
         `records_max`: about how many offsets to go on; a commit may then be read in two parts.
         """
+        self._find_again()
+        self._check_log(reached)
+        # In this order: a log that is created again in between is recognized.
         bounds, topic_id = self._bounds(), self._topic_id()
         now_ms = self._environment.clock.now_ms()
         begins = self._begins(reached, bounds, topic_id)
@@ -142,22 +156,28 @@ class ChangePlan:
         if self._ends_at is not None:
             ends = {name: max(begins[name], min(end, self._ends_at.get(name, end)))
                     for name, end in ends.items()}  # fmt: skip
-        if ends == reached.offsets and not reached.whole:
+        if ends == reached.offsets and topic_id == reached.topic_id and not reached.whole:
             self._idle = ends, now_ms
             return reached
         if not reached.whole:
             self._check_deletes(reached, now_ms)
         left = sum(ends.values()) - sum(begins.values())
         if records_max is None or reached.whole or left <= records_max:
-            return Reached(topic_id, now_ms, ends)
+            return self._reached(topic_id, now_ms, ends)
         parts = {
             name: min(end, begins[name] + max(1, records_max * (end - begins[name]) // left))
             for name, end in ends.items()
         }
-        return Reached(topic_id, reached.complete_ms, parts)
+        return self._reached(topic_id, reached.complete_ms, parts)
 
     def spans(self, reached: Reached, until: Reached) -> dict[TopicPartition, Bounds]:
         """Return the offsets to read of each partition that has any between both."""
+        self._check_log(until)
+        if until.topic_id != self._topic_id():
+            # A batch that is read again. Another log has other records at these offsets.
+            self._tell(self._created_again())
+            return {}
+        self._check_partitions(until)
         again = reached.topic_id != until.topic_id
         found = {}
         for name, end in until.offsets.items():
@@ -166,6 +186,39 @@ class ChangePlan:
             if start < end or reached.whole:
                 found[log] = Bounds(start, end)
         return found
+
+    def _find_again(self) -> None:
+        """Look for the stream tasks that have the store now, which may have moved."""
+        before = self._parts
+        parts = logged_parts(self._environment, before.view.name)
+        if _decoding(parts.view) != _decoding(before.view):
+            raise Misuse(
+                f"store {before.view.name!r} was deployed anew since the query began, with other "
+                "rows or another log: start the query again"
+            )
+        tasks = [task for task in parts.tasks if str(task[1]) in self._logs]
+        self._parts = replace(parts, tasks=tasks)
+
+    def _check_log(self, reached: Reached) -> None:
+        log = self._parts.view.log
+        if reached.log not in {"", log}:
+            raise Misuse(
+                f"the checkpoint has the changes of {reached.log}, and this query those of {log}: "
+                "give the query a checkpoint of its own"
+            )
+
+    def _check_partitions(self, reached: Reached) -> None:
+        if reached.offsets.keys() != self._logs.keys():
+            had, has = (", ".join(sorted(each, key=int)) for each in (reached.offsets, self._logs))
+            raise Misuse(
+                f"the checkpoint has partitions {had}, and this query reads {has}: leave the "
+                "option partition as it was, or give the query a checkpoint of its own"
+            )
+
+    def _reached(
+        self, topic_id: str, complete_ms: int, offsets: dict[str, int], *, whole: bool = False
+    ) -> Reached:
+        return Reached(topic_id, complete_ms, offsets, whole, self._parts.view.log)
 
     def _bounds(self) -> dict[str, Bounds]:
         """Return the start of each partition, and the end of what is committed of it."""
@@ -196,21 +249,26 @@ class ChangePlan:
         """Return where reading goes on, once whatever is gone has been told."""
         starts = {name: found.start for name, found in bounds.items()}
         if reached.topic_id != topic_id:
-            self._tell(f"{self._parts.view.log} was created again since the last batch")
+            self._tell(self._created_again())
             return starts
+        self._check_partitions(reached)
         if reached.whole:
             return starts
         begins = {}
         for name, found in bounds.items():
-            offset = reached.offsets.get(name, found.start)
+            offset = reached.offsets[name]
             if offset < found.start:
                 self._tell(f"{self._logs[name]} begins at {found.start} now: offsets from {offset} "
                            "on were purged")  # fmt: skip
             elif offset > found.end and not self._parts.view.is_source:
                 self._tell(f"{self._logs[name]} ends at {found.end}, before offset {offset}, which "
                            "was read: it was truncated")  # fmt: skip
+                offset = found.end
             begins[name] = max(offset, found.start)
         return begins
+
+    def _created_again(self) -> str:
+        return f"{self._parts.view.log} was created again since the last batch"
 
     def _check_deletes(self, reached: Reached, now_ms: int) -> None:
         """Tell if deletes since the last batch may have been removed by compaction (as I29)."""
@@ -285,7 +343,7 @@ def rows_of_state(
     history = parts.view.kind.keeps_history
     # The log was folded in memory, so its rows are there already.
     lots = list(logged_rows(environment, parts, stream_task, log.partition, end=end))
-    begun = {at for found in lots for at in zip(found.keys, found.begins, strict=True)}
+    begun = {at for found in lots if history for at in zip(found.keys, found.begins, strict=True)}
     for found in lots:
         begins, ends = found.begins, found.ends
         keys, values = list(found.keys), list(found.values)
@@ -300,6 +358,22 @@ def rows_of_state(
             begins = [*begins, *(at for _, at in gone)]
             ends = [None] * len(keys)
         yield ChangedRows(LoggedChanges([], keys, values, begins, ends, []))
+
+
+def _decoding(view: StoreView) -> tuple[object, ...]:
+    """Return what a reader of a store's log relies on; which stream tasks have it may change."""
+    known = view.known
+    assert isinstance(known, DeployedStore)
+    return (
+        view.kind.name,
+        view.log,
+        view.partitions,
+        view.terms._replace(retention_ms=None),
+        known.key_serde,
+        known.key_schema,
+        known.writers(),
+        known.source_topic,
+    )
 
 
 def _of_table(batch: Batch, fits: Fits) -> Batch:

@@ -112,6 +112,14 @@ class TypedForm:
                 )
         return found
 
+    def is_exact(self, column: pa.Array) -> bool:
+        """Tell whether each value can be written, and `objects` are what reading it would give."""
+        return not column.null_count and self._sure and self._has_all(column)
+
+    def objects(self, column: pa.Array) -> list[Any]:
+        """Return the objects of a column that `is_exact`."""
+        return list(map(self.kind, *map(pylist, column.flatten())))
+
     def encode(self, column: pa.Array) -> Rows:
         """Return the bytes of each value: JSON is made of it, and objects of the type of that."""
         known = column.drop_null() if column.null_count else column

@@ -37,7 +37,7 @@ def json_schema_serde(text: str, kind: Any) -> Serde[Any]:
         return objects.load(found)
 
     made: Serde[Any] = Serde(
-        f"JSON_SCHEMA({title_of(text)})",
+        f"JSON_SCHEMA({name_of_json(text)})",
         write,
         read,
         schema=Schema("JSON", canonical(text)),
@@ -67,10 +67,18 @@ def json_schema_text(schema: object) -> str:
     return text
 
 
-def title_of(text: str) -> str:
-    """Return a schema's title, or `object` where it has none."""
+def title_of(text: str) -> str | None:
+    """Return a schema's title; None if it has none."""
     declared = msgspec.json.decode(text)
-    return str(declared.get("title", "object")) if isinstance(declared, dict) else "any"
+    return str(declared["title"]) if isinstance(declared, dict) and "title" in declared else None
+
+
+def name_of_json(text: str) -> str:
+    """Return what a schema is called in messages: by its title, if it has one."""
+    title = title_of(text)
+    if title is not None:
+        return title
+    return "object" if isinstance(msgspec.json.decode(text), dict) else "any"
 
 
 def canonical(text: str) -> str:

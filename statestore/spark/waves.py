@@ -7,9 +7,11 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import msgspec
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkAttributeError, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -69,7 +71,7 @@ def _interruptible(spark: SparkSession, tag: str) -> Iterator[None]:
     """End the stage if the caller is interrupted, as by the stop button of a notebook.
 
     A client of Spark Connect does so itself. PySpark tries to, and fails where the interrupt meets
-    a call to its JVM, as it does here.
+    a call to its JVM, as it does here: that cuts this thread's connection. Another one has its own.
     """
     try:
         context = spark.sparkContext
@@ -80,10 +82,15 @@ def _interruptible(spark: SparkSession, tag: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        context.cancelJobsWithTag(tag)
+        with ThreadPoolExecutor(1) as another:
+            another.submit(context.cancelJobsWithTag, tag).result()
+        with suppress(Py4JError):
+            context.removeJobTag(tag)
         raise
-    finally:
+    except BaseException:
         context.removeJobTag(tag)
+        raise
+    context.removeJobTag(tag)
 
 
 def commit_reports(

@@ -175,7 +175,8 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
         self.spec = spec
         self._plain_keys = spec.key_serde is serdes.BYTES
         self._plain_values = spec.value_serde is serdes.BYTES
-        self._read_value = self._codec.read_value
+        self._read_value, self._write_value = self._codec.read_value, self._codec.value
+        self._put, self._get = self.table.put, self.table.get
         self._metrics = staged.metrics
 
     # These reads are counted and skip the partitions; all others are those of the reader.
@@ -188,7 +189,7 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
         """Return the value, looking at pending writes first, or `default`."""
         self._metrics.gets += 1
         plain = self._plain_keys and type(key) is bytes
-        value = self.table.get(key if plain else self._codec.key(key))  # type: ignore[arg-type]
+        value = self._get(key if plain else self._codec.key(key))  # type: ignore[arg-type]
         return default if value is None else self._read_value(value)
 
     def __contains__(self, key: K) -> bool:
@@ -206,10 +207,9 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
         # This path is short, because callers that put one by one wait for nothing else.
         if self._plain_keys and type(key) is bytes:
             plain = self._plain_values and type(value) is bytes
-            data = value if plain else self._codec.value(value)
-            self.table.put(key, data)  # type: ignore[arg-type]  # they are bytes under BYTES
+            self._put(key, value if plain else self._write_value(value))  # type: ignore[arg-type]
         else:
-            self.table.put(self._codec.key(key), self._codec.value(value))
+            self._put(self._codec.key(key), self._write_value(value))
 
     def put_all(self, pairs: Iterable[tuple[K, V | None]]) -> None:
         """Stage many writes; the last of a key wins.

@@ -42,6 +42,8 @@ class StagedTable:
         self._name: Final = name
         self._overlay: Final = staged.overlay(name)
         self._entries: Final = self._overlay.entries
+        self._stage: Final = self._overlay.put
+        self._note_one: Final = None if times is None else times.note_one
         self._table: Final = staged.table(name)
         self._get: Final = self._table.get
         self._metrics: Final = staged.metrics
@@ -95,11 +97,13 @@ class StagedTable:
 
     def put(self, key: bytes, value: bytes | None) -> None:
         """Stage one write; None deletes."""
-        self._staged.check_open()
-        self._overlay.put(key, value)
+        # Each call saved here is one for each record of a processor.
+        if not self._staged.opened:
+            self.check_open()
+        self._stage(key, value)
         now_ms = self._clock.now_ms
-        if now_ms is not None and self.times is not None:
-            self.times.note_one(key, now_ms)
+        if now_ms is not None and self._note_one is not None:
+            self._note_one(key, now_ms)
 
     def put_all(self, writes: Writes, times: list[int] | None = None) -> None:
         """Stage many writes with their times; None: the time of what is being processed."""

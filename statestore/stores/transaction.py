@@ -75,7 +75,7 @@ class StagedEngine:
         self._sized: list[SizedPending] = list(self._overlays.values())
         self._savepoints: list[list[Any]] = []  # for each open one, a mark of each part
         self._counted: CountedWrites | None = None
-        self._open = True
+        self.opened = True
         self._lag = FlushLag(limits, clock)
         self._has_all = False
         self.tap: Tap | None = None
@@ -122,11 +122,11 @@ class StagedEngine:
         return self._engine.persistent()
 
     def is_open(self) -> bool:
-        return self._open
+        return self.opened
 
     def check_open(self) -> None:
         """Raise StoreClosed after the close."""
-        if not self._open:
+        if not self.opened:
             raise StoreClosed(f"store {self.name!r} is closed: open it again to use it")
 
     def failure(self, error: Exception) -> Exception:
@@ -134,7 +134,7 @@ class StagedEngine:
 
         Other errors are returned unchanged.
         """
-        if not self._open:
+        if not self.opened:
             return StoreClosed(f"store {self.name!r} is closed: open it again to use it")
         return named_failure(error, self._engine, self.name)
 
@@ -234,7 +234,7 @@ class StagedEngine:
             yield
             kept = True
         finally:
-            if self._open:
+            if self.opened:
                 with self.turn:
                     self._end_savepoint(undo=not kept)
         self.check_open()
@@ -248,14 +248,14 @@ class StagedEngine:
         if left > 0:
             return left
         with self._settling:
-            if self._open and self._lag.ms_left() <= 0:
+            if self.opened and self._lag.ms_left() <= 0:
                 self.make_durable()
         return self._lag.ms_left()
 
     def catch_up(self) -> None:
         """Flush if the lag has reached a limit, unless that is done or the store is closed."""
         with self._settling:
-            if self._open and self._lag.is_due():
+            if self.opened and self._lag.is_due():
                 self.make_durable()
 
     def make_durable(self, target: Path | None = None) -> None:
@@ -315,13 +315,13 @@ class StagedEngine:
 
     def close(self) -> None:
         """Drop what is pending, flush and release."""
-        if not self._open:
+        if not self.opened:
             return
         with self.turn:
             for part in self._parts:
                 part.rollback()
         with self._settling:
-            self._open = False
+            self.opened = False
             self.metrics.closed()
             reach(CrashPoint.STORE_CLOSE)
             self._engine.close()

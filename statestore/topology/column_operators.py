@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from statestore import serdes
 from statestore.errors import Misuse
-from statestore.model.batch import Batch, Column
-from statestore.model.records import Serde
+from statestore.model.batch import Batch, Column, MadeColumn
+from statestore.model.records import ArrowForm, Serde
+from statestore.serdes.arrow_forms import TypedForm
 from statestore.serdes.derived_json import derived_json, shape_of
 from statestore.topology.arrow_operators import encoded_column
 from statestore.topology.arrow_results import fitted
@@ -73,6 +74,9 @@ def mapped_values(flow: Flow, given: Any, value_serde: Serde[Any] | None, name: 
     named = {WHOLE: given} if whole else dict(given)
     if not named:
         raise Misuse(f"{where}: the dict has no expressions: pass {{name: expression}}")
+    for field in named:
+        if not isinstance(field, str):
+            raise Misuse(f"{where}: the name of an expression is {field!r:.99}, want a str")
     made = Expressions(where, source, named)
     kind = _assembled(where, made.types, whole=whole)
     serde = derived_json(shape_of(kind, where)) if value_serde is None else value_serde
@@ -96,8 +100,13 @@ def mapped_values(flow: Flow, given: Any, value_serde: Serde[Any] | None, name: 
 
             def push(batch: Batch) -> None:
                 column = _joined(held.of(node, batch), whole=whole)
-                rows = encoded_column(node, batch, column, InArrow(serde, written))
-                forward(batch.with_columns(values=Column(raw=rows, serde=serde)), None)
+                made = None
+                if value_serde is None and not batch.values.nulls():
+                    made = _in_columns(column, serde, written)
+                if made is None:
+                    rows = encoded_column(node, batch, column, InArrow(serde, written))
+                    made = Column(raw=rows, serde=serde)
+                forward(batch.with_columns(values=made), None)
 
             return push
 
@@ -168,6 +177,16 @@ def _assembled(where: str, types: Mapping[str, Any], *, whole: bool) -> pa.DataT
         except pa.ArrowException as error:
             raise Misuse(f"{where}: {name} is {kind}, which Arrow lacks: cast it") from error
     return _joined({name: pl.Series(dtype=kind) for name, kind in types.items()}, whole=whole).type
+
+
+def _in_columns(column: pa.Array, serde: Serde[Any], form: ArrowForm) -> Column | None:
+    """Return values of a derived serde without a way through JSON; None: only that is exact."""
+    assert isinstance(form, TypedForm)
+    try:
+        fitting = fitted(column, form.type)
+    except pa.ArrowException:
+        return None  # Encoded one by one, it is told which value does not fit.
+    return MadeColumn(fitting, form.objects, serde, form) if form.is_exact(fitting) else None
 
 
 def _joined(found: Mapping[str, pl.Series], *, whole: bool) -> pa.Array:

@@ -1,10 +1,10 @@
-"""CPU seconds of count by key, against a bare consumer of the same topic: for busy machines.
+"""CPU a record of the jobs that users write, against a bare consumer: for busy machines.
 
-    python -m tests.bench.bench_cpu [--records 1000000] [--repeats 5] [--set K=V]
+    python -m tests.bench.bench_cpu [--records 1000000] [--repeats 5] [--only NAME] [--set K=V]
 
 One process each, in turn, without Spark; the client's threads count, the broker's are told beside
 them. Of a run what a second one over nothing takes is taken off: claims, stores and clients.
-Compare quotients.
+Compare quotients. A job with a table reads that first, which counts for it.
 """
 
 import json
@@ -12,21 +12,43 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import time
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 import psutil
 
 import statestore as ss
 from statestore.testing.local_kafka import LocalKafka
-from tests.bench import pipelines
+from tests.bench import pipelines, pipelines_in_columns
 from tests.bench.harness import ROOT, Bench, scratch
-from tests.bench.topic_children import PARTITIONS, consume_bare, fill
+from tests.bench.topic_children import CUSTOMERS, KEYS, ORDERS, PARTITIONS, consume_bare, fill
 
-INPUT, OUTPUT = "bench-in", "bench-out"
+NOISE, OBJECTS, OUTPUT = "bench-in", "bench-objects", "bench-out"
+ROWS, OBJECT_ROWS = "bench-rows", "bench-object-rows"
+BARE: Final = "bare consumer"
+
+
+class Job(NamedTuple):
+    """A pipeline, and the topics it reads."""
+
+    topology: Callable[[], ss.Topology]
+    records: str = NOISE
+    table: str = ROWS
+
+
+JOBS: Final = {
+    "counting": Job(pipelines.counting),
+    "enriching": Job(pipelines.enriching, OBJECTS, OBJECT_ROWS),
+    "expressing": Job(pipelines_in_columns.expressing, OBJECTS),
+    "in_functions": Job(pipelines_in_columns.in_functions, OBJECTS),
+    "per_record": Job(pipelines.per_record),
+    "sessions": Job(pipelines.sessions),
+    "joining": Job(pipelines.joining),
+    "versions": Job(pipelines.versions),
+}
 
 
 class Used(NamedTuple):
@@ -49,13 +71,13 @@ class Used(NamedTuple):
 def bare(servers: str, broker: int) -> Used:
     """What it takes to read keys and values of the whole topic."""
     began = Used.now(broker)
-    consume_bare(servers, INPUT, list(range(PARTITIONS)), f"bare-{time()}")
+    consume_bare(servers, NOISE, list(range(PARTITIONS)), f"bare-{time()}")
     return Used.now(broker).since(began)
 
 
-def counting(settings: dict[str, object], broker: int) -> Used:
+def running(job: str, settings: dict[str, object], broker: int) -> Used:
     """What a run takes beyond one over nothing."""
-    topology = pipelines.counting()
+    topology = JOBS[job].topology()
     ss.run(topology, settings, until=1)  # nothing yet, but imports
     began = Used.now(broker)
     ss.run(topology, settings)
@@ -64,12 +86,12 @@ def counting(settings: dict[str, object], broker: int) -> Used:
     return done.since(began).since(Used.now(broker).since(done))
 
 
-def in_child(**order: object) -> Used:
+def in_child(topics: Mapping[str, str], **order: object) -> Used:
     """One measurement in a process of its own."""
     made = subprocess.run(
         [sys.executable, "-m", "tests.bench.bench_cpu", "--child", json.dumps(order)],
         cwd=ROOT,
-        env={**os.environ, pipelines.INPUT_VARIABLE: INPUT, pipelines.OUTPUT_VARIABLE: OUTPUT},
+        env={**os.environ, **topics},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -78,52 +100,72 @@ def in_child(**order: object) -> Used:
 
 
 def measure(
-    bench: Bench, kafka: LocalKafka, records: int, repeats: int, folder: Path, pairs: Any
+    bench: Bench,
+    kafka: LocalKafka,
+    jobs: Sequence[str],
+    records: int,
+    repeats: int,
+    folder: Path,
+    pairs: Any,
 ) -> None:
-    """Both in turn."""
+    """All in turn."""
     servers, broker = kafka.bootstrap_servers, kafka.pid()
-    found: dict[str, list[Used]] = {"bare": [], "counting": []}
+    found: dict[str, list[Used]] = {name: [] for name in (BARE, *jobs)}
     for number in range(repeats):
-        settings = {
-            "application.id": f"cpu-{number}",
-            "bootstrap.servers": servers,
-            "state.dir": str(folder),
-            "processing.guarantee": "exactly_once",
-            **pairs,
-        }
-        found["bare"].append(in_child(servers=servers, broker=broker))
-        found["counting"].append(in_child(settings=settings, broker=broker))
-    names = {"bare": "a bare consumer", "counting": "count by key"}
+        found[BARE].append(in_child({}, servers=servers, broker=broker))
+        for name in jobs:
+            settings = {
+                "application.id": f"cpu-{name}-{number}",
+                "bootstrap.servers": servers,
+                "state.dir": str(folder),
+                "processing.guarantee": "exactly_once",
+                **pairs,
+            }
+            topics = {
+                pipelines.INPUT_VARIABLE: JOBS[name].records,
+                pipelines.TABLE_VARIABLE: JOBS[name].table,
+                pipelines.OUTPUT_VARIABLE: OUTPUT,
+            }
+            found[name].append(in_child(topics, job=name, settings=settings, broker=broker))
     for name, used in found.items():
         ours = [1e6 * each.ours / records for each in used]
         theirs = [1e6 * each.broker / records for each in used]
-        bench.add(f"{names[name]}, CPU a record", "us", ours)
-        bench.add(f"{names[name]}, the broker's CPU a record", "us", theirs)
-    turns = list(zip(found["bare"], found["counting"], strict=True))
-    alone = [one.ours / other.ours for one, other in turns]
-    bench.add("bare / count by key", "x", alone, ">= 0.35")
-    together = [sum(one) / sum(other) for one, other in turns]
-    bench.add("bare / count by key, with the broker", "x", together)
+        bench.add(f"{name}, CPU a record", "us", ours)
+        bench.add(f"{name}, the broker's CPU a record", "us", theirs)
+    for name in jobs:
+        turns = list(zip(found[BARE], found[name], strict=True))
+        goal = ">= 0.35" if name == "counting" else ""
+        bench.add(f"{BARE} / {name}", "x", [one.ours / other.ours for one, other in turns], goal)
+        together = [sum(one) / sum(other) for one, other in turns]
+        bench.add(f"{BARE} / {name}, with the broker", "x", together)
 
 
 @click.command()
 @click.option("--records", default=1_000_000, show_default=True)
 @click.option("--repeats", default=5, show_default=True)
+@click.option("--only", multiple=True, type=click.Choice(sorted(JOBS)))
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="Any setting.")
 @click.option("--child", hidden=True, help="One measurement, as JSON.")
-def main(records: int, repeats: int, settings: Sequence[str], child: str | None) -> None:
-    """Measure what count by key takes of a processor."""
+def main(
+    records: int, repeats: int, only: Sequence[str], settings: Sequence[str], child: str | None
+) -> None:
+    """Measure what each job takes of a processor."""
     if child is not None:
         order = json.loads(child)
-        click.echo(json.dumps(counting(**order) if "settings" in order else bare(**order)))
+        click.echo(json.dumps(running(**order) if "settings" in order else bare(**order)))
         return
     bench = Bench("bench_cpu")
     with LocalKafka() as kafka, scratch() as folder:
-        for topic in (INPUT, OUTPUT):
+        for topic in (NOISE, OBJECTS, ROWS, OBJECT_ROWS, OUTPUT):
             kafka.create_topic(topic, partitions=PARTITIONS)
-        fill(kafka.bootstrap_servers, INPUT, records)
+        servers = kafka.bootstrap_servers
+        fill(servers, ROWS, KEYS, distinct_from=0)
+        fill(servers, OBJECT_ROWS, KEYS, distinct_from=0, objects=CUSTOMERS)
+        # Later than the rows, which records are joined with as of their own times.
+        fill(servers, NOISE, records)
+        fill(servers, OBJECTS, records, objects=ORDERS)
         pairs = dict(pair.split("=", 1) for pair in settings)
-        measure(bench, kafka, records, repeats, folder, pairs)
+        measure(bench, kafka, only or list(JOBS), records, repeats, folder, pairs)
     bench.finish()
 
 

@@ -1,33 +1,37 @@
 """Rows of Spark into Kafka: our sink beside Spark's own, and what a failed task makes of either.
 
-    python -m tests.bench.bench_spark_sink --jars FOLDER [--rows 1000000] [--repeats 3]
+    python -m tests.bench.bench_spark_sink [--rows 1000000] [--repeats 3]
 
-FOLDER has the jars of Spark's connector, which this repository does not need otherwise: those of
-`mvn dependency:copy-dependencies` with org.apache.spark:spark-sql-kafka-0-10_2.13. Both sinks write
-the same rows from one session, in turn. CPU is that of the driver, its JVM and all workers.
+Both sinks write the same rows from one session, in turn; Maven fetches the jars of Spark's own
+once. CPU is that of the driver, its JVM and all workers. With `--repeats 0` it only counts what
+they repeat. The last line is these counts as JSON.
 """
 
+import json
 import os
 import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
 import click
 import psutil
 import pyarrow as pa
+import pyspark
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from statestore.spark import TransactionalKafka
 from statestore.testing.local_kafka import LocalKafka
 from tests.bench.harness import Bench
+from tests.bench.peers.environments import jars_of
 from tests.kafka.writing_rig import committed
 
 SINKS = {"ours": "transactional_kafka", "spark": "kafka"}
 PARTITIONS = 4
+FAILING_ROWS = 100_000
+_CONNECTOR = ("spark-sql-kafka", "spark-token-provider-kafka", "kafka-clients", "commons-pool2")
 
 
 class Written(NamedTuple):
@@ -82,30 +86,31 @@ def repeated(spark: SparkSession, sink: str, kafka: LocalKafka, rows: int) -> in
 
 
 @click.command()
-@click.option("--jars", type=click.Path(exists=True, file_okay=False), required=True)
 @click.option("--rows", default=1_000_000)
 @click.option("--repeats", default=3)
-def main(jars: str, rows: int, repeats: int) -> None:
+def main(rows: int, repeats: int) -> None:
     """Measure both sinks, and count what they repeat."""
     bench = Bench("bench_spark_sink")
     found: dict[str, list[Written]] = {sink: [] for sink in SINKS}
-    spark = _session(jars)
+    spark = _session()
     spark.dataSource.register(TransactionalKafka)
     with LocalKafka() as kafka:
         for topic in SINKS:
             kafka.create_topic(topic, PARTITIONS)
         frame = rows_of(spark, rows)
-        for repeat in range(repeats + 1):
+        for repeat in range(repeats and repeats + 1):
             for sink in list(SINKS)[:: 1 if repeat % 2 else -1]:
                 one = write(frame, sink, kafka, sink)
                 if repeat:  # the first one warms up
                     found[sink].append(one)
-        _report(bench, rows, found)
-        for sink in SINKS:
-            doubled = repeated(spark, sink, kafka, 100_000)
-            bench.add(f"{sink}: repeated of 100 000 rows", "rows", [doubled])
+        if repeats:
+            _report(bench, rows, found)
+        doubled = {sink: repeated(spark, sink, kafka, FAILING_ROWS) for sink in SINKS}
+    for sink, count in doubled.items():
+        bench.add(f"{sink}: repeated of {FAILING_ROWS} rows", "rows", [count])
     spark.stop()
     bench.finish()
+    click.echo(json.dumps(doubled))
 
 
 def _report(bench: Bench, rows: int, found: dict[str, list[Written]]) -> None:
@@ -117,9 +122,14 @@ def _report(bench: Bench, rows: int, found: dict[str, list[Written]]) -> None:
     bench.ratios("rate of ours / Spark's", *seconds[::-1], ">= 0.7")
 
 
-def _session(jars: str) -> SparkSession:
-    paths = ",".join(str(path) for path in sorted(Path(jars).glob("*.jar")))
-    builder = SparkSession.builder.master("local[2,4]").config("spark.jars", paths)
+def _session() -> SparkSession:
+    jars = jars_of(
+        "spark-sink", [f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"]
+    )
+    # Other jars that it needs are older than Spark's own.
+    used = [str(path) for path in jars.glob("*.jar") if path.name.startswith(_CONNECTOR)]
+    builder = SparkSession.builder.master("local[2,4]")
+    builder = builder.config("spark.driver.extraClassPath", ":".join(used))
     builder = builder.config("spark.ui.enabled", "false").config("spark.driver.memory", "2g")
     # What plans a write of a Python Data Source goes by the environment alone.
     os.environ["PYSPARK_PYTHON"] = sys.executable

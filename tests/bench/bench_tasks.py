@@ -29,7 +29,7 @@ from statestore.tasks.slot import Ending
 from statestore.testing.local_kafka import LocalKafka
 from tests.bench.harness import Bench, scratch
 from tests.bench.pipelines import INPUT_VARIABLE, JSON_VARIABLE, OUTPUT_VARIABLE, TABLE_VARIABLE
-from tests.bench.topic_children import KEYS, PARTITIONS, bare_rate, fill
+from tests.bench.topic_children import KEYS, ORDERS, PARTITIONS, bare_rate, fill
 
 MASTER = "local[2,4]"
 # Spark's JVM has little to do, yet compiling that at the highest tier takes a tenth of 2 cores.
@@ -129,7 +129,7 @@ def bench_rates(bench: Bench, rig: Rig, repeats: int) -> None:
 
 def bench_operators(bench: Bench, rig: Rig, repeats: int) -> None:
     """Operators of the DSL beside counting and bare reading of the same run."""
-    fill(rig.kafka.bootstrap_servers, os.environ[JSON_VARIABLE], rig.records, as_json=True)
+    fill(rig.kafka.bootstrap_servers, os.environ[JSON_VARIABLE], rig.records, objects=ORDERS)
     _rates(
         bench,
         rig,

@@ -62,6 +62,7 @@ class Bench:
     console: Console = field(default_factory=Console)
     figures: list[Figure] = field(default_factory=list)
     load_average: list[float] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, unit: str, repeats: Sequence[float], goal: str = "") -> Figure:
         """Record a figure and show it."""
@@ -108,6 +109,7 @@ class Bench:
             "machine": machine(),
             "load_average": {"least": min(self.load_average), "most": max(self.load_average)},
             "versions": {name: version(name) for name in _VERSIONS},
+            **self.notes,
             "figures": [figure.as_dict() for figure in self.figures],
         }
 

@@ -34,3 +34,37 @@ def expressing() -> ss.Topology:
         .to(os.environ[OUTPUT_VARIABLE], name="sums-out")
     )
     return builder.build()
+
+
+class Cents(msgspec.Struct):
+    """What the same pipeline makes by functions."""
+
+    amount: int
+    cents: int
+
+
+class Sums(msgspec.Struct, frozen=True):
+    """What it keeps."""
+
+    n: int = 0
+    cents: int = 0
+
+
+def in_functions() -> ss.Topology:
+    """The same by functions."""
+    builder = ss.StreamsBuilder()
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], value_serde=serdes.json(Order), name="orders")
+        .filter(lambda _key, order: order.amount >= 100, name="large")
+        .map_values(lambda order: Cents(order.amount, order.amount * 100), name="cents")
+        .group_by_key(name="by-key")
+        .windowed_by(ss.TumblingWindows(60_000, grace=3_600_000))
+        .aggregate(
+            Sums,
+            lambda _key, one, sums: Sums(sums.n + 1, sums.cents + one.cents),
+            ss.Materialized("sums", value_serde=serdes.json(Sums)),
+        )
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="sums-out")
+    )
+    return builder.build()

@@ -18,7 +18,8 @@ from tests.bench.harness import ROOT
 PARTITIONS = 4
 KEYS = 100_000
 _VALUE_BYTES = 86
-_OBJECT = b'{"amount":%d,"order":%d,"currency":"EUR","customer":"someone","note":"as agreed"}'
+ORDERS = b'{"amount":%d,"order":%d,"currency":"EUR","customer":"someone","note":"as agreed"}'
+CUSTOMERS = b'{"level":%d,"since":%d,"country":"DE"}'
 _SILENCE_S = 30
 _PER_CALL = 1000
 _PER_BATCH = 20_000
@@ -31,12 +32,12 @@ def fill(
     *,
     seed: int = 1,
     distinct_from: int | None = None,
-    as_json: bool = False,
+    objects: bytes | None = None,
 ) -> None:
     """`count` records of about 100 bytes, spread over the partitions by key.
 
     Over 100 000 keys at random, or each with a key of its own, numbered from `distinct_from`.
-    Values are noise, or with `as_json` objects of four fields.
+    Values are noise, or with `objects`, a template, JSON with two numbers.
     """
     rng = random.Random(seed)
     noise = rng.randbytes(1 << 20)
@@ -49,22 +50,12 @@ def fill(
         return [f"key-{number:08}".encode() for number in range(first, first + size)]
 
     def some_values(size: int) -> list[bytes]:
-        if as_json:
-            return [_OBJECT % (rng.randrange(1000), rng.randrange(10**6)) for _ in range(size)]
+        if objects is not None:
+            return [objects % (rng.randrange(1000), rng.randrange(10**6)) for _ in range(size)]
         places = rng.choices(range(len(noise) - _VALUE_BYTES), k=size)
         return [noise[at : at + _VALUE_BYTES] for at in places]
 
-    producer = Producer(
-        {
-            "bootstrap.servers": servers,
-            "partitioner": "murmur2_random",
-            "linger.ms": 20,
-            "batch.num.messages": 100_000,
-            "batch.size": 1_000_000,
-            "queue.buffering.max.messages": 2 * _PER_BATCH,
-            "compression.type": "lz4",
-        }
-    )
+    producer = filler(servers)
     for start in range(0, count, _PER_BATCH):
         size = min(_PER_BATCH, count - start)
         batch = [
@@ -78,6 +69,22 @@ def fill(
                 del record["_error"]
             producer.poll(0.01 if batch else 0)
     assert producer.flush(120) == 0
+
+
+def filler(servers: str, **settings: str) -> Producer:
+    """A producer that fills topics as other clients of Kafka do: keys in Java's partitions."""
+    return Producer(
+        {
+            "bootstrap.servers": servers,
+            "partitioner": "murmur2_random",
+            "linger.ms": 20,
+            "batch.num.messages": 100_000,
+            "batch.size": 1_000_000,
+            "queue.buffering.max.messages": 2 * _PER_BATCH,
+            "compression.type": "lz4",
+            **settings,
+        }
+    )
 
 
 def bare_rate(servers: str, topic: str, count: int) -> float:

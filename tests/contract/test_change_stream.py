@@ -15,6 +15,7 @@ import statestore as ss
 from statestore import serdes
 from statestore.errors import Misuse, RecordFailed, UnknownStore
 from statestore.model.ids import TopicPartition
+from statestore.operations.reset import ResetTo, reset
 from statestore.operations.running.run import RunRequest
 from statestore.operations.running.runner import serve_here, start_run
 from statestore.ports import TopicSpec
@@ -267,6 +268,119 @@ def test_deletes_that_compaction_may_have_removed_are_lost_changes(world: World)
         planned(world, clock).following(reached)
     lenient = planned(world, clock, lossless=False).following(reached)
     assert lenient.offsets["0"] > reached.offsets["0"]
+
+
+def began_again(world: World, count: int) -> None:
+    """Reset the application, and have it process `count` records more."""
+    with world.runtime() as runtime:
+        reset(runtime, ResetTo(earliest=True))
+    world.send(count)
+    world.run()
+
+
+@pytest.mark.parametrize("lenient", ["true", "false"])
+def test_a_batch_of_a_log_that_is_gone_has_no_rows_of_the_new_one(
+    world: World, lenient: str
+) -> None:
+    query = Query(world, "counts", startingOffsets="earliest", failOnDataLoss=lenient)
+    start = json.dumps(query.reader.initialOffset())
+    query.offset = start
+    assert query.batch()
+    end = query.offset
+    began_again(world, 60)
+    # The driver died within that batch: Spark reads it again, and asks for the next one then.
+    query.reader = query.start()
+    if lenient == "true":
+        with pytest.raises(RecordFailed, match=r"was created again.*another checkpoint"):
+            query.read(start, end)
+    else:
+        assert query.read(start, end) == []
+        whole = Query(world, "counts", startingOffsets="earliest").batch()
+        assert query.batch() == whole
+
+
+def test_a_log_that_was_created_again_is_not_mistaken_for_one_with_nothing_new(
+    world: World,
+) -> None:
+    query = Query(world, "counts", startingOffsets="earliest", failOnDataLoss="false")
+    assert query.batch()
+    began_again(world, 0)
+    # The same input makes as many changes as before: the log ends where the old one did.
+    ends = planned(world, ManualClock()).first("latest").offsets
+    assert ends == json.loads(query.offset or "")["offsets"]
+    assert query.batch() == Query(world, "counts", startingOffsets="earliest").batch()
+    assert query.batch() == []
+
+
+def test_who_goes_on_without_what_was_cut_off_goes_on_at_the_end(world: World) -> None:
+    query = Query(world, "counts", startingOffsets="earliest", failOnDataLoss="false")
+    assert query.batch()
+    known = json.loads(query.offset or "")
+    known["offsets"]["0"] += 5
+    query.offset = json.dumps(known)
+    assert query.batch() == []
+    world.send(2)  # one of them is counted
+    world.run()
+    assert len(query.batch()) == 1
+
+
+@pytest.mark.parametrize("lenient", ["true", "false"])
+def test_the_checkpoint_of_another_store_is_refused(world: World, lenient: str) -> None:
+    query = Query(world, "counts", startingOffsets="earliest", failOnDataLoss=lenient)
+    start = json.dumps(query.reader.initialOffset())
+    query.offset = start
+    query.batch()
+    query.options["store"] = "rows"
+    query.reader = query.start()
+    told = "has the changes of app-counts-changelog, and this query those of app-rows-changelog"
+    with pytest.raises(Misuse, match=told):
+        query.batch()
+    with pytest.raises(Misuse, match=told):
+        query.read(start, query.offset)
+
+
+def test_a_query_that_goes_on_reads_the_partitions_that_it_began_with(world: World) -> None:
+    query = Query(world, "counts", startingOffsets="earliest")
+    query.batch()
+    known = json.loads(query.offset or "")
+    query.offset = json.dumps({**known, "offsets": {**known["offsets"], "1": 4}})
+    told = "the checkpoint has partitions 0, 1, and this query reads 0"
+    with pytest.raises(Misuse, match=told):
+        query.batch()
+    # The driver died within that batch, which Spark reads again.
+    query.reader = query.start()
+    with pytest.raises(Misuse, match=told):
+        query.read(json.dumps({**known, "offsets": {"0": 0, "1": 0}}), query.offset)
+
+
+def test_a_query_goes_on_while_its_store_moves(world: World) -> None:
+    query = Query(world, "counts", startingOffsets="latest")
+    assert query.batch() == []
+    world.send(30)
+    world.run(every_store(moved=True))
+    moved = query.batch()
+    with world.runtime() as runtime:
+        (task,) = logged_parts(runtime, "counts").tasks
+    assert task[0] != "0_0"
+    assert {row["stream_task"] for row in moved} == {task[0]}
+
+
+def test_a_query_does_not_decode_what_was_deployed_since(world: World) -> None:
+    def pipeline(value: ss.Serde[Any]) -> ss.Topology:
+        b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
+        kept = ss.Materialized("kept", value_serde=value)
+        b.stream("in").group_by_key().aggregate(int, lambda _k, _v, old: old + 1, kept)
+        return b.build()
+
+    world.run(pipeline(serdes.INT64), "other")
+    lenient = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
+    query = Query(world, "kept", application_id="other", **lenient)
+    assert query.batch()
+    with world.runtime("other") as runtime:
+        reset(runtime, ResetTo(earliest=True))
+    world.run(pipeline(serdes.FLOAT64), "other")
+    with pytest.raises(Misuse, match=r"store 'kept' was deployed anew .*: start the query again"):
+        query.batch()
 
 
 @pytest.mark.parametrize(

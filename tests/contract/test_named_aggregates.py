@@ -105,11 +105,12 @@ def latest(driver: TopologyTestDriver, topic: str = "out") -> dict[Any, Any]:
     ],
     ids=["by key", "by window"],
 )
-@settings(max_examples=15, deadline=None)
-@given(piped=PIPED, together=st.booleans())
+@settings(max_examples=25, deadline=None)
+@given(piped=PIPED, together=st.booleans(), in_order=st.booleans())
 def test_results_are_those_of_python(
-    group: Callable[[Grouped], Any], groups: Any, piped: list[Any], together: bool
+    group: Callable[[Grouped], Any], groups: Any, piped: list[Any], together: bool, in_order: bool
 ) -> None:
+    piped = sorted(piped, key=lambda row: row[-1]) if in_order else piped
     builder = ss.StreamsBuilder(key_serde=serdes.STRING)
     grouped = builder.stream("in", value_serde=ORDER).group_by_key()
     group(grouped).aggregate(SEVERAL, materialized="sums", name="sums").to_stream().to("out")
@@ -179,6 +180,35 @@ def test_groups_of_a_table_follow_its_rows(piped: list[Any]) -> None:
     assert found == wanted
 
 
+@settings(max_examples=40, deadline=None)
+@given(piped=PIPED, cuts=st.sets(st.integers(0, 14)), in_order=st.booleans())
+@pytest.mark.parametrize(
+    "given_",
+    [SEVERAL, ss.agg.sum("amount"), ss.agg.min("note")],
+    ids=["several", "one", "a least one"],
+)
+def test_rows_and_their_times_are_the_same_wherever_batches_end(
+    given_: Any, piped: list[Any], cuts: set[int], in_order: bool
+) -> None:
+    piped = sorted(piped, key=lambda row: row[-1]) if in_order else piped
+    found = []
+    for ends in (sorted(cuts | {len(piped)}), range(1, len(piped) + 1)):
+        builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+        grouped = builder.stream("in", value_serde=ORDER).group_by_key()
+        grouped.aggregate(given_, materialized="sums", name="sums").to_stream().to("out")
+        with TopologyTestDriver(builder.build()) as driver:
+            start = 0
+            for end in ends:
+                driver.pipe_all("in", piped[start:end])
+                start = max(start, end)
+            last = {one.key: one for one in driver.read("out")}
+            found.append({key: (one.value, one.timestamp_ms) for key, one in last.items()})
+    assert found[0] == found[1]
+    if given_ is SEVERAL:
+        latest_ms = {key: max(t for k, _, t in piped if k == key) for key in found[0]}
+        assert {key: time for key, (_, time) in found[0].items()} == latest_ms
+
+
 def test_one_aggregate_tells_its_result_and_the_store_keeps_its_state() -> None:
     builder = ss.StreamsBuilder(key_serde=serdes.STRING)
     mean = builder.stream("in", value_serde=ORDER).group_by_key()
@@ -208,6 +238,7 @@ def test_a_sum_that_is_no_finite_number_fails_its_record_alone() -> None:
         (ss.agg.min(), "the value of JSON.Order. is Order, want numbers, texts"),
         ({}, "the dict has no aggregates"),
         ({"n": len}, "'n' is <built-in function len>, want an aggregate"),
+        ({1: ss.agg.count()}, "the name of an aggregate is 1, want a str"),
     ],
 )
 def test_aggregates_that_do_not_fit_the_values_are_refused(given_: Any, told: str) -> None:
@@ -268,3 +299,127 @@ def test_what_is_expressed_can_be_aggregated_and_states_are_read_without_the_pip
     schema = topology.stores["sums"].value_serde.schema
     assert schema is not None
     assert '"cents":{"type":"integer"}' in schema.text
+
+
+class Refund(msgspec.Struct):
+    amount: int
+    reason: str | None
+
+
+REFUND = serdes.json(Refund)
+OF_ORDERS = {"orders": ss.agg.count(), "total": ss.agg.sum("amount"), "last": ss.agg.last("note")}
+OF_REFUNDS = {
+    "refunds": ss.agg.count(),
+    "total": ss.agg.sum("amount"),
+    "last": ss.agg.last("reason"),
+}
+REFUNDS = st.builds(Refund, st.integers(-5, 0), st.none() | st.sampled_from("pq"))
+TWO = st.lists(
+    st.tuples(st.sampled_from("kl"), ORDERS | REFUNDS, st.integers(0, 30)), max_size=14
+).map(lambda rows: sorted(rows, key=lambda row: row[-1]))
+
+
+def cogrouped(windows: Any, orders: Any = OF_ORDERS, refunds: Any = OF_REFUNDS) -> ss.Topology:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    both: Any = builder.stream("orders", value_serde=ORDER).group_by_key().cogroup(orders)
+    both = both.cogroup(builder.stream("refunds", value_serde=REFUND).group_by_key(), refunds)
+    if windows is not None:
+        both = both.windowed_by(windows)
+    both.aggregate(materialized="sums", name="sums").to_stream().to("out")
+    return builder.build()
+
+
+@pytest.mark.parametrize(
+    ("windows", "groups"),
+    [
+        (None, lambda rows: [rows]),
+        (
+            ss.TumblingWindows(10, grace=100),
+            lambda rows: split(rows, lambda a, b: a // 10 != b // 10),
+        ),
+        (ss.SessionWindows(GAP, grace=100), lambda rows: split(rows, lambda a, b: b - a > GAP)),
+    ],
+    ids=["by key", "by window", "by session"],
+)
+@settings(max_examples=25, deadline=None)
+@given(piped=TWO)
+def test_streams_share_the_aggregates_that_have_one_name(
+    windows: Any, groups: Any, piped: list[Any]
+) -> None:
+    with TopologyTestDriver(cogrouped(windows)) as driver:
+        for key, value, time in piped:
+            driver.pipe("orders" if isinstance(value, Order) else "refunds", key, value, time)
+        found = sorted(latest(driver).values(), key=repr)
+    wanted = []
+    for key in "kl":
+        for rows in groups([(time, one) for k, one, time in piped if k == key]):
+            texts = [text_of(one) for _, one in rows if text_of(one) is not None]
+            if rows:
+                wanted.append(
+                    {
+                        "orders": sum(isinstance(one, Order) for _, one in rows),
+                        "total": sum(one.amount for _, one in rows),
+                        "last": texts[-1] if texts else None,
+                        "refunds": sum(isinstance(one, Refund) for _, one in rows),
+                    }
+                )
+    assert found == sorted(wanted, key=repr)
+
+
+def text_of(one: Order | Refund) -> str | None:
+    return one.note if isinstance(one, Order) else one.reason
+
+
+def split(rows: list[Any], apart: Callable[[int, int], bool]) -> list[list[Any]]:
+    """Rows in the order of their times, cut where two neighbours are apart."""
+    found: list[list[Any]] = []
+    for row in rows:
+        if not found or apart(found[-1][-1][0], row[0]):
+            found.append([])
+        found[-1].append(row)
+    return found
+
+
+def test_streams_of_a_cogroup_may_share_one_aggregate() -> None:
+    topology = cogrouped(None, ss.agg.mean("amount"), ss.agg.mean("amount"))
+    with TopologyTestDriver(topology) as driver:
+        driver.pipe("orders", "k", Order("a", 4, 0.0), 0)
+        driver.pipe("refunds", "k", Refund(-2, None), 1)
+        assert [one.value for one in driver.read("out")] == [4.0, 1.0]
+
+
+def test_a_dict_that_changes_later_leaves_the_streams_before_as_they_are() -> None:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    orders = builder.stream("orders", value_serde=ORDER).group_by_key()
+    returns = builder.stream("returns", value_serde=ORDER).group_by_key()
+    asked = {"total": ss.agg.sum("amount")}
+    both = orders.cogroup(asked)
+    asked["returns"] = ss.agg.count()
+    both = both.cogroup(returns, asked)
+    asked.clear()
+    both.aggregate(materialized="sums").to_stream().to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.pipe("orders", "k", Order("a", 4, 0.0), 0)
+        driver.pipe("returns", "k", Order("a", -1, 0.0), 1)
+        assert list(latest(driver).values()) == [{"total": 3, "returns": 1}]
+
+
+@pytest.mark.parametrize(
+    ("refunds", "told"),
+    [
+        ({"total": ss.agg.count()}, r"'total' is sum\('amount'\) of one stream and count\(\) of"),
+        ({"total": ss.agg.sum("reason")}, "the field 'reason' .* want numbers"),
+        (ss.agg.count(), "pass one aggregate for each stream, or a dict for each"),
+        ({}, "the dict has no aggregates"),
+        (lambda _key, _value, total: total, "functions for all streams, or aggregates for all"),
+    ],
+)
+def test_streams_of_a_cogroup_that_do_not_fit_are_refused(refunds: Any, told: str) -> None:
+    with pytest.raises(Misuse, match=told):
+        cogrouped(None, OF_ORDERS, refunds)
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    grouped: Any = builder.stream("orders", value_serde=ORDER).group_by_key()
+    with pytest.raises(Misuse, match=r"aggregates of ss\.agg need no functions"):
+        grouped.cogroup(OF_ORDERS).aggregate("sums")
+    with pytest.raises(Misuse, match="a function is missing"):
+        grouped.cogroup(lambda _key, _value, total: total).aggregate()

@@ -19,10 +19,11 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from statestore import serdes
 from statestore.errors import InvalidSetting, Misuse, RecordFailed
 from statestore.spark import TransactionalKafka
 from statestore.spark.writing.attempts import EncodedChunk
-from statestore.spark.writing.encoding import Encoder, check_columns
+from statestore.spark.writing.encoding import Encoder, check_columns, settle_schemas
 from statestore.spark.writing.markers import (
     AttemptBegun,
     Contents,
@@ -33,7 +34,18 @@ from statestore.spark.writing.markers import (
     encoded,
 )
 from statestore.spark.writing.write_options import plan_of
+from tests import order_pb2
 
+Message: Any = order_pb2.Order  # type: ignore[attr-defined]  # made at run time
+ORDER = (
+    '{"type":"record","name":"Order","namespace":"shop","fields":'
+    '[{"name":"customer","type":"string"},{"name":"cents","type":"long"}]}'
+)
+AVRO = {
+    "valueSerde": "avro",
+    "valueSchema": '{"type":"record","name":"A","fields":[{"name":"a","type":"long"}]}',
+}
+AVRO_OF = {"valueSerde": "avro", "schema_registry": "https://${USER}:${PASSWORD}@r"}
 GIVEN = {"kafka.bootstrap.servers": "localhost:1", "topic": "t", "query": "q"}
 
 
@@ -60,6 +72,7 @@ def schema(text: str) -> StructType:
         ({"kafka.enable.idempotence": "false"}, r"kafka\.enable\.idempotence = 'false'"),
         ({"kafka.acks": "1"}, r"kafka\.acks = '1': the guarantees depend on 'all'"),
         ({"kafka.value.serializer": "x"}, "valueSerde"),
+        ({"markerTopic": "t"}, "'t' is the topic of the rows, too"),
         ({"atomic": "rows"}, "want partition or batch"),
         ({"batchId": "-1"}, "want a whole number"),
         ({"query": "a/b"}, "names a topic"),
@@ -68,11 +81,44 @@ def schema(text: str) -> StructType:
         ({"includeHeaders": "maybe"}, "true or false"),
         ({"valueSerde": "nonesuch"}, "valueSerde: no serde named"),
         ({"kafka.bootstrap.servers": ""}, r"kafka\.bootstrap\.servers"),
+        ({"valueSerde": "avro"}, "AVRO has no schema: pass valueSchema"),
+        ({"valueSerde": "avro", "valueSchema": "{}"}, "no Avro schema"),
+        ({"keySerde": "int64", "keySchema": "x"}, "INT64 takes no schema"),
+        ({"valueSchema": "x"}, "valueSchema without valueSerde"),
+        ({"valueSerde": "protobuf", "schema_registry": "http://r"}, "pass valueSchema, module:M"),
+        ({"valueSerde": "protobuf", "valueSchema": "nowhere:A"}, "want module:Message"),
+        ({"schema_registry": "http://r"}, "neither keys nor values are of a registry"),
+        ({"schema_registry.ids": "headers"}, "without schema_registry"),
+        (AVRO_OF | {"schema_registry": "http://me:abc@r"}, r"write https://\$\{USER\}"),
+        (AVRO_OF | {"schema_registry.bearer_auth_token": "abc"}, r"token.*write \$\{VARIABLE\}"),
+        (AVRO_OF | {"schema_registry.basic_auth_user_info": "me:abc"}, "in place of the secret"),
+        (AVRO_OF | {"schema_registry.basic.auth.user.info": "me:abc"}, "in place of the secret"),
+        (AVRO_OF | {"schema_registry.proxy": "http://me:abc@p"}, "in place of the secret"),
+        (AVRO_OF | {"schema_registry.url": "http://r"}, "pass the URL as schema_registry"),
+        (AVRO_OF | {"schema_registry.subjects": "x"}, "topic, record, topic-record"),
+        (AVRO_OF | {"schema_registry.auto_register": "x"}, "true or false"),
     ],
 )
 def test_an_option_that_is_wrong_is_refused_by_name(options: Mapping[str, str], said: str) -> None:
     with pytest.raises(Misuse, match=said):
         plan_of(GIVEN | dict(options), streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("json_schema", '{"type":"object"}'),
+        ("avro", '["null",{"type":"record","name":"A","fields":[]}]'),
+    ],
+)
+@pytest.mark.parametrize("subjects", ["record", "topic-record"])
+def test_a_schema_without_a_name_has_no_subject_that_goes_by_it(
+    name: str, text: str, subjects: str
+) -> None:
+    registry = {"schema_registry": "http://localhost:1", "schema_registry.subjects": subjects}
+    plan = plan_of(GIVEN | registry | {"valueSerde": name, "valueSchema": text}, streaming=False)
+    with pytest.raises(Misuse, match=r"names no record.*give the schema a name"):
+        settle_schemas(plan, schema("value struct"))
 
 
 def test_a_client_setting_that_is_wrong_is_refused_at_the_start() -> None:
@@ -166,9 +212,15 @@ def test_columns_become_the_fields_of_records() -> None:
     ("columns", "options", "said"),
     [
         ({"value": ["a", "b"], "topic": ["t", None]}, {"topic": ""}, "row 1 of Spark partition 3"),
+        (
+            {"value": ["a", "b"], "topic": ["t", "q-spark-markers"]},
+            {"topic": ""},
+            "row 1 .* the topic of the markers",
+        ),
         ({"value": ["a"], "partition": [-2]}, {}, "partition -2"),
         ({"value": ["a"], "timestamp": pa.array([-5], pa.timestamp("us"))}, {}, "before 1970"),
-        ({"value": ["text"]}, {"valueSerde": "int64"}, "row 0 .* value of type str"),
+        ({"value": ["text"]}, {"valueSerde": "int64"}, "row 0 .* column 'value' .* type str"),
+        ({"value": [{"a": 1}, {"a": None}]}, AVRO, r"row 1 .* column 'value' for topic t.*AVRO"),
     ],
 )
 def test_a_row_that_cannot_be_written_is_named(
@@ -176,6 +228,27 @@ def test_a_row_that_cannot_be_written_is_named(
 ) -> None:
     with pytest.raises(RecordFailed, match=said):
         chunks(columns, **options)
+
+
+def test_structs_become_avro_and_protobuf_without_a_registry() -> None:
+    kinds = {"customer": pa.string(), "cents": pa.int64()}
+    column = pa.array([{"customer": "ann", "cents": 5}, None], pa.struct(list(kinds.items())))
+    avro = serdes.avro(ORDER)
+    (chunk,) = chunks({"value": column}, valueSerde="Avro".lower(), valueSchema=ORDER)
+    assert chunk.rows[0].values == [avro.serialize({"customer": "ann", "cents": 5}), None]
+    given = {"valueSerde": "PROTOBUF", "valueSchema": "tests.order_pb2:Order"}
+    (chunk,) = chunks({"value": column}, **given)
+    assert chunk.rows[0].values == [Message(customer="ann", cents=5).SerializeToString(), None]
+    with pytest.raises(RecordFailed, match=r"row 0 .*PROTOBUF"):
+        chunks({"value": [{"nothing": 1}]}, **given)
+
+
+def test_a_field_that_the_avro_schema_has_not_is_refused_before_any_row() -> None:
+    given = GIVEN | {"valueSerde": "avro", "valueSchema": ORDER}
+    fields = [StructField("customer", StringType()), StructField("sum", LongType())]
+    rows = StructType([StructField("value", StructType(fields))])
+    with pytest.raises(Misuse, match="column 'value' has the field 'sum'"):
+        check_columns(plan_of(given, streaming=False), rows)
 
 
 def contents(*rows: tuple[str | None, str | None], **options: str) -> Contents:

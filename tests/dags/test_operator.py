@@ -445,11 +445,16 @@ def test_a_job_uses_no_more_cores_than_it_takes_slots(
 
 
 def test_a_runs_jvm_compiles_little_unless_somebody_says_otherwise(
-    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "SPARK_SUBMIT_OPTS"
     monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     assert run().given["env"][name] == LITTLE_COMPILED
+    archive = tmp_path / "statestore-classes.jsa"
+    archive.touch()
+    wanted = f"{LITTLE_COMPILED} -XX:SharedArchiveFile={archive}"
+    assert run().given["env"][name] == wanted
     monkeypatch.setenv(name, "-Dx=1")
     assert run().given["env"][name] == "-Dx=1"
 

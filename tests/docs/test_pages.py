@@ -12,8 +12,8 @@ from pyspark import SparkContext
 from tests.builders import DEADLINE_S, ROOT
 
 FOLDERS = ("tutorials", "guides", "coming-from")
-# A page that is typed into a shell has a test of its own.
-TYPED = ("deploying",)
+# A page that is typed into a shell or a notebook has a test of its own.
+TYPED = ("deploying", "notebook")
 PAGES = [
     ROOT / "docs" / "settings.md",
     *sorted(

@@ -142,12 +142,14 @@ class FaultProxy:
         self._server = await asyncio.start_server(self._serve, sock=self._listener)
 
     async def _end(self) -> None:
-        self._server.close()
-        # A connection being accepted is not ours to cancel yet: the loop would lose its socket.
+        # A connection being accepted is not ours to cancel yet, and the server may not close before
+        # it is taken: the loop would lose its socket.
+        self._loop.remove_reader(self._listener)
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in self._serving:
                 task.cancel()
             await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+        self._server.close()
         # One that is closed stays open until its peer has read the rest, which it may never do.
         for transport in self._opened:
             transport.abort()

@@ -1,7 +1,5 @@
 """Rows of serdes of a schema registry as columns, with a real registry."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from statestore.operations.deployed import (
 )
 from statestore.spark.reading.read_options import plan_of
 from statestore.spark.reading.store_reader import StoreReader
-from tests.schema_registry_rig import Registry, local_registry
+from tests.schema_registry_rig import Registry, started_registry
 
 pytestmark = pytest.mark.kafka
 ORDER_1 = (
@@ -35,12 +33,7 @@ JSON_ORDER = (
 )
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    if os.environ.get("REQUIRE_KAFKA") != "1":
-        pytest.skip("set REQUIRE_KAFKA=1: the registry is fetched and started")
-    with local_registry(tmp_path_factory.mktemp("registry")) as registry:
-        yield registry
+running = pytest.fixture(scope="module")(started_registry)
 
 
 def kept(folder: Path, store: str, writers: list[tuple[ss.Serde[Any], Any]]) -> None:

@@ -1,9 +1,7 @@
 """Serdes of a schema registry, with a real one."""
 
 import logging
-import os
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from statestore import serdes
 from statestore.errors import InvalidSetting, Misuse, RecordFailed, Unavailable
 from statestore.testing import TopologyTestDriver
 from tests import order_pb2
-from tests.schema_registry_rig import Registry, local_registry
+from tests.schema_registry_rig import Registry, local_registry, started_registry
 
 Message: Any = order_pb2.Order  # type: ignore[attr-defined]  # made at run time
 pytestmark = pytest.mark.kafka
@@ -37,12 +35,7 @@ class Order(msgspec.Struct):
     cents: int
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    if os.environ.get("REQUIRE_KAFKA") != "1":
-        pytest.skip("set REQUIRE_KAFKA=1: the registry is fetched and started")
-    with local_registry(tmp_path_factory.mktemp("registry")) as registry:
-        yield registry
+running = pytest.fixture(scope="module")(started_registry)
 
 
 def asked(running: Registry, **options: Any) -> ss.SchemaRegistry:

@@ -1,6 +1,5 @@
 """A real schema registry behind TLS of an own authority and a login, and ids in headers."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,18 +14,13 @@ from statestore.errors import InvalidSetting, Misuse, Unavailable
 from statestore.testing import TopologyTestDriver
 from tests.kafka.registry_pipelines import ORDER, Order
 from tests.schema_registry_front import LOGIN, Front, secured
-from tests.schema_registry_rig import Registry, local_registry
+from tests.schema_registry_rig import Registry, started_registry
 
 pytestmark = pytest.mark.kafka
 ONE = Order("ann", 5)
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    if os.environ.get("REQUIRE_KAFKA") != "1":
-        pytest.skip("set REQUIRE_KAFKA=1: the registry is fetched and started")
-    with local_registry(tmp_path_factory.mktemp("registry")) as registry:
-        yield registry
+running = pytest.fixture(scope="module")(started_registry)
 
 
 @pytest.fixture(scope="module")

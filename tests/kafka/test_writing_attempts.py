@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from statestore.errors import Fenced, Misuse, RecordFailed, TopicMissing
@@ -13,6 +14,7 @@ from statestore.kafka.outbox import PlainOutbox
 from statestore.ports import Records
 from statestore.settings import Settings
 from statestore.spark.writing import attempts
+from statestore.spark.writing.encoding import Encoder
 from statestore.spark.writing.markers import Duty, WritePart
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka.run_rig import name_of
@@ -241,6 +243,14 @@ def test_a_missing_topic_and_an_unfit_marker_topic_are_refused_at_the_start(
 ) -> None:
     with pytest.raises(TopicMissing, match="nowhere"):
         Sink(kafka, sink.name, {"topic": "nowhere"}).begin()
+    batch = pa.RecordBatch.from_pydict({"value": ["a", "b"], "topic": [sink.name, "nowhere"]})
+    by_column = Sink(
+        kafka, sink.name, {"topic": "", "kafka.topic.metadata.propagation.max.ms": "500"}
+    )
+    part = WritePart(sink.name, (begun := by_column.begin()).name, 0, 0)
+    chunks = Encoder(by_column.plan, 0).chunks([batch])
+    with pytest.raises(TopicMissing, match="could not write to nowhere:"):
+        attempts.write(begun, part, chunks, hand_over=False)
     unfit = f"{sink.name}-unfit"
     kafka.create_topic(unfit, 1)
     with pytest.raises(Misuse, match=re.escape(f"topic {unfit} has 1 partitions")):

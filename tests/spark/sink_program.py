@@ -1,6 +1,6 @@
 """A stream of files into a topic, as a user's own program: to be killed, and started again.
 
-python -m tests.spark.sink_program SERVERS TOPIC FOLDER CHECKPOINT MASTER
+python -m tests.spark.sink_program SERVERS TOPIC FOLDER CHECKPOINT MASTER ATOMIC
 """
 
 import sys
@@ -11,7 +11,7 @@ from statestore.spark import TransactionalKafka
 
 
 def main() -> None:
-    servers, topic, folder, checkpoint, master = sys.argv[1:]
+    servers, topic, folder, checkpoint, master, atomic = sys.argv[1:]
     spark = (
         SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")
@@ -25,7 +25,7 @@ def main() -> None:
     lines = lines.repartition("value").selectExpr("substr(value, 1, 3) key", "value")
     writing = lines.writeStream.format("transactional_kafka").trigger(availableNow=True)
     writing = writing.option("kafka.bootstrap.servers", servers).option("topic", topic)
-    writing = writing.option("checkpointLocation", checkpoint)
+    writing = writing.option("checkpointLocation", checkpoint).option("atomic", atomic)
     query = writing.start()
     query.awaitTermination()
 

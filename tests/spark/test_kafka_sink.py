@@ -130,9 +130,10 @@ def test_foreach_batch_and_atomic_batches_write_each_row_once(
 class Program:
     """The stream of `sink_program`, in processes of its own."""
 
-    def __init__(self, sink: Sink, folder: Path) -> None:
+    def __init__(self, sink: Sink, folder: Path, atomic: str = "partition") -> None:
         self._sink = sink
         self._folder = folder
+        self._atomic = atomic
 
     def start(self, master: str, crash_at: str = "") -> "subprocess.Popen[bytes]":
         arguments = (
@@ -141,6 +142,7 @@ class Program:
             str(self._folder / "lines"),
             str(self._folder / "checkpoint"),
             master,
+            self._atomic,
         )
         environment = os.environ | {VARIABLE: crash_at, "PYTHONPATH": str(ROOT)}
         with (self._folder / "program.log").open("ab") as log:
@@ -167,14 +169,27 @@ class Program:
         assert process.wait(300) == 0, (self._folder / "program.log").read_text()[-3000:]
 
 
+POINTS = [point for point in CrashPoint if point.startswith("write.")]
+OF_TASKS = [
+    CrashPoint.WRITE_CLAIMED,
+    CrashPoint.WRITE_ROWS_SENT,
+    CrashPoint.WRITE_MARKED,
+    CrashPoint.WRITE_COMMITTED,
+]
+KILLS = [
+    *(("partition", "local[2]", point) for point in POINTS),
+    *(("partition", "local[2,4]", point) for point in OF_TASKS),
+    *(("batch", "local[2]", point) for point in POINTS),  # all of them on the driver
+]
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("master", ["local[2]", "local[2,4]"])
-@pytest.mark.parametrize("point", [p for p in CrashPoint if p.startswith("write.")])
+@pytest.mark.parametrize(("atomic", "master", "point"), KILLS)
 def test_a_worker_killed_at_any_step_loses_and_doubles_nothing(
-    sink: Sink, tmp_path: Path, point: CrashPoint, master: str
+    sink: Sink, tmp_path: Path, atomic: str, master: str, point: CrashPoint
 ) -> None:
     expected = add_file(tmp_path / "lines", 0) + add_file(tmp_path / "lines", 1)
-    program, token = Program(sink, tmp_path), tmp_path / "killed"
+    program, token = Program(sink, tmp_path, atomic), tmp_path / "killed"
     process = program.start(master, f"{point}:1:{token}")
     process.wait(300)
     assert token.exists(), "the kill missed"

@@ -112,6 +112,15 @@ def test_a_store_is_read_in_splits_by_every_action(spark: SparkSession, tmp_path
     (counted,) = rows.groupBy("value").count().collect()
     assert counted["count"] == len(keys)
     assert "transactional_store" in physical(rows)
+    # Filters that the store answers do not keep it from being split.
+    spark.conf.set(PUSHDOWN, "true")
+    try:
+        rows = frame(spark, tmp_path, "rows", splits="4").filter("key >= X'30303530'")
+        assert "GreaterThanOrEqual(key," in explained(rows)
+        assert rows.rdd.getNumPartitions() == 4
+        assert sorted(bytes(row["key"]) for row in rows.collect()) == keys[50:]
+    finally:
+        spark.conf.set(PUSHDOWN, "false")
 
 
 def physical(found: DataFrame) -> str:

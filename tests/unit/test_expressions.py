@@ -12,8 +12,9 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
-from statestore.errors import Misuse, RecordFailed
+from statestore.errors import Misuse, RecordFailed, SerdeMismatch
 from statestore.testing import TopologyTestDriver
+from tests.unit.poison_rig import settings as poison_settings
 
 
 class Order(msgspec.Struct):
@@ -63,6 +64,7 @@ def orders(builder: ss.StreamsBuilder | None = None) -> Orders:
         ),
         (lambda s: s.map_values({"n": "amount"}), "'n' is a str, want .* pl.col.'amount'."),
         (lambda s: s.map_values({}), "the dict has no expressions"),
+        (lambda s: s.map_values({1: AMOUNT}), "the name of an expression is 1, want a str"),
         (lambda s: s.map_values({"n": pl.lit(None)}), "map_values.n is null, for which JSON has"),
         (
             lambda s: s.map_values({"cents": AMOUNT}, value_serde=serdes.json(Total)),
@@ -163,6 +165,41 @@ def test_integers_of_more_than_64_bits_fail_where_a_column_is_made_of_them() -> 
         pytest.raises(RecordFailed, match="offset 0"),
     ):
         driver.pipe("orders", "k", Order("a", 2**70))
+
+
+def test_results_without_a_place_in_64_bits_fail_their_records_alone() -> None:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    double = AMOUNT.cast(pl.UInt64) * 2
+    orders(builder).map_values({"double": double}, name="doubles").to("out")
+    rows = [("k", Order("a", amount), amount) for amount in (1, 2**62, 3)]
+    with TopologyTestDriver(builder.build(), poison_settings("continue")) as driver:
+        driver.pipe_all("orders", rows)
+        assert [one.value.double for one in driver.read("out")] == [2, 6]
+    with (
+        TopologyTestDriver(builder.build()) as driver,
+        pytest.raises(SerdeMismatch, match=r"node doubles, orders-0 offset 1: .* not in range"),
+    ):
+        driver.pipe_all("orders", rows)
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_what_a_function_does_to_a_value_reaches_no_topic_wherever_batches_end(
+    together: bool, asked_before: bool
+) -> None:
+    def spoil(_key: str, value: Any) -> None:
+        value.n = -value.n
+
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    made = orders(builder).map_values({"n": AMOUNT, "note": NOTE}).peek(spoil)
+    if asked_before:
+        made.to("all")
+    made.filter(lambda key, _value: key == "k").to("some")
+    rows = [(key, Order("a", amount), amount) for amount, key in enumerate("klk", start=1)]
+    with TopologyTestDriver(builder.build()) as driver:
+        for piped in [rows] if together else [[row] for row in rows]:
+            driver.pipe_all("orders", piped)
+        assert [one.value.n for one in driver.read("some")] == [1, 3]
 
 
 def test_a_description_shows_expressions_and_a_fingerprint_leaves_them_out() -> None:

@@ -80,10 +80,12 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One for each partition of the log that has anything new."""
         reached, until = _read(start), _read(end)
-        tasks = {partition: task for task, partition in self._plan.columns.parts.tasks}
+        planned = self._planned()
+        spans = planned.spans(reached, until)
+        tasks = {partition: task for task, partition in planned.parts.tasks}
         return [
             ChangePartition(tasks[log.partition], log, span, whole=reached.whole)
-            for log, span in self._planned().spans(reached, until).items()
+            for log, span in spans.items()
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

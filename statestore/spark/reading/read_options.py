@@ -1,6 +1,5 @@
 """The options of the Data Source, and what they ask for."""
 
-import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -18,6 +17,7 @@ from statestore.reading.splits import COUNT_MAX, ROWS_EACH, SplitWish
 from statestore.reading.views import StoreView
 from statestore.runtime import Runtime
 from statestore.spark.reading.typed_columns import TIME, WAYS_OUT, ColumnDecoder, decoder_of
+from statestore.spark.registry_options import registry_url
 
 NAME: Final = "transactional_store"
 COMMON: Final = frozenset({
@@ -33,7 +33,6 @@ _OF_ROWS: Final = COMMON | {
 }  # fmt: skip
 _ROWS_MAX: Final = 1_000_000_000_000
 _DIGITS_MAX: Final = 20
-_SECRET: Final = re.compile(r"//(?!\$\{[^}]*\}(:\$\{[^}]*\})?@)[^/]*@")
 
 
 class AskedColumns(NamedTuple):
@@ -236,20 +235,8 @@ def columns_of(
         is_set(options, "typed", otherwise="true"),
         options.get("pipeline"),
         tuple(name for name in asked if name),
-        _registry(options),
+        registry_url(options, NAME),
     )
-
-
-def _registry(options: Mapping[str, str]) -> str | None:
-    """Return the URL of the schema registry; Misuse if it tells a secret to the workers."""
-    url = options.get("schema_registry")
-    if url is not None and _SECRET.search(url):
-        raise Misuse(
-            f"{NAME}: the user and the password in schema_registry would be sent to Spark's "
-            "workers as they are: write https://${USER}:${PASSWORD}@host, and set both variables "
-            "for the driver and the executors"
-        )
-    return url
 
 
 def is_set(options: Mapping[str, str], name: str, *, otherwise: str = "false") -> bool:

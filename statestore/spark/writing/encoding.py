@@ -8,6 +8,7 @@ that no record has.
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -22,15 +23,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from statestore.errors import Misuse, RecordFailed
+from statestore.errors import ABOUT_A_RECORD, Misuse, RecordFailed, StateStoreError
 from statestore.model.arrow_columns import pylist
-from statestore.model.records import Header, Serde
+from statestore.model.records import Header, SerdeContext
 from statestore.spark.writing.attempts import EncodedChunk, EncodedRows
+from statestore.spark.writing.column_serdes import ColumnSerde
 from statestore.spark.writing.markers import Contents
 from statestore.spark.writing.write_options import NAME, WritePlan
 
 _COLUMNS: Final = ("key", "value", "headers", "topic", "partition", "timestamp")
 _US_PER_MS: Final = 1000
+_told: Final = msgspec.msgpack.Encoder(order="deterministic", enc_hook=repr).encode
 # The finalizer of splitmix64, which makes a sum depend on which values stand in one row.
 _MIX: Final = tuple(np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9))
 _SHIFTS: Final = (np.uint64(30), np.uint64(27))
@@ -52,12 +55,25 @@ def check_columns(plan: WritePlan, schema: StructType) -> None:
                 f"{told}: no record has {name!r}: select only {', '.join(_COLUMNS)}, as far as "
                 "you need them"
             )
-        serde = plan.serde(("key", "value").index(name)) if name in {"key", "value"} else None
-        if serde is None and not _fits(name, kind):
+        serde = plan.sides[("key", "value").index(name)] if name in {"key", "value"} else None
+        if serde is not None:
+            serde.check_fields(kind, serde.schema)
+        elif not _fits(name, kind):
             serdes = f", or pass {name}Serde" if name in {"key", "value"} else ""
             raise Misuse(
                 f"{NAME}: column {name!r} is {kind.simpleString()}: want {_wanted(name)}{serdes}"
             )
+
+
+def settle_schemas(plan: WritePlan, schema: StructType) -> None:
+    """Have a schema registry take the schemas before rows are written; Misuse says if it does not.
+
+    Of a column `topic` the topics are known only when its rows are.
+    """
+    for side in plan.sides:
+        if plan.topic is None or side is None or side.column not in schema.fieldNames():
+            continue
+        side.check_fields(schema[side.column].dataType, side.settle(plan.topic))
 
 
 def _fits(name: str, kind: DataType) -> bool:
@@ -92,7 +108,7 @@ class Encoder:
     def __init__(self, plan: WritePlan, spark_partition: int) -> None:
         self._plan = plan
         self._where = f"Spark partition {spark_partition}"
-        self._serdes = plan.serde(0), plan.serde(1)
+        self._sides = [None if one is None else _SideEncoder(one) for one in plan.sides]
         self._before = 0
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[EncodedChunk]:
@@ -105,39 +121,58 @@ class Encoder:
     def _encoded(self, batch: pa.RecordBatch) -> EncodedChunk:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         count = batch.num_rows
-        nothing: list[bytes | None] = [None] * count
-        keys = self._bytes(columns["key"], 0) if "key" in columns else nothing
-        values = self._bytes(columns["value"], 1)
         topics = self._topics(columns)
         times = self._times(columns.get("timestamp"))
         headers = self._headers(columns.get("headers"))
         places = self._places(columns.get("partition"))
-        digest = _digest(count, keys, values, topics, times, headers, places)
+        out = _Rows(topics or [self._plan.topic or ""] * count, headers)
+        keys, told_keys = self._bytes(columns.get("key"), 0, out)
+        values, told_values = self._bytes(columns["value"], 1, out)
+        digest = _digest(count, told_keys, told_values, topics, times, headers, places)
         if self._plan.topic is not None:
             # To another topic, the same rows are other rows.
             digest = (digest + count * int(_hashes(1, [self._plan.topic])[0])) % 2**64
-        rows = EncodedRows(self._plan.topic or "", keys, values, times, headers, places)
+        rows = EncodedRows(self._plan.topic or "", keys, values, times, out.headers, places)
         found = [rows] if topics is None else list(_by_topic(rows, topics))
         return EncodedChunk(found, Contents(count, digest))
 
-    def _bytes(self, column: pa.Array, side: int) -> list[bytes | None]:
-        serde = self._serdes[side]
-        if serde is None:
-            found: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
-            return found
-        name = ("key", "value")[side]
-        return [self._serialized(serde, row, value, name) for row, value in _numbered(column)]
+    def _bytes(
+        self, column: pa.Array | None, side: int, out: "_Rows"
+    ) -> tuple[list[bytes | None], list[bytes | None]]:
+        """Return the bytes of a column, and those that its digest is made of.
 
-    def _serialized(self, serde: Serde[Any], row: int, value: Any, name: str) -> bytes | None:
-        if value is None:
-            return None
-        try:
-            return serde.serialize(value)
-        except Exception as error:
-            raise RecordFailed(
-                f"{self._row(row)}: {name} of type {type(value).__name__} does not fit serde "
-                f"{serde.name}: {error}: change the column or the option {name}Serde"
-            ) from error
+        The digest is of the values themselves: the ids of schemas, and which schema is the latest,
+        may differ when a task is tried again, and the rows are the same.
+        """
+        if column is None:
+            nothing: list[bytes | None] = [None] * len(out.topics)
+            return nothing, nothing
+        encoder = self._sides[side]
+        if encoder is None:
+            plain: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+            return plain, plain
+        values = pylist(column)
+        written: list[bytes | None] = []
+        for row, value in enumerate(values):
+            if value is None:
+                written.append(None)
+                continue
+            try:
+                written.append(encoder.serialized(row, value, out))
+            except Exception as error:
+                raise self._unfit(encoder.serde, row, value, out, error) from error
+        return written, [None if value is None else _told(value) for value in values]
+
+    def _unfit(
+        self, serde: ColumnSerde, row: int, value: Any, out: "_Rows", error: Exception
+    ) -> Exception:
+        where = f"{self._row(row)}: column {serde.column!r} for topic {out.topics[row]}"
+        if isinstance(error, StateStoreError) and not isinstance(error, ABOUT_A_RECORD):
+            return type(error)(f"{where}: {error}")
+        return RecordFailed(
+            f"{where}: a value of type {type(value).__name__} does not fit serde {serde.name}: "
+            f"{error}: change the column, {serde.column}Serde or {serde.column}Schema"
+        )
 
     def _topics(self, columns: dict[str, pa.Array]) -> list[str] | None:
         """The topic of each row; None: that of the option, which as in Spark comes first."""
@@ -148,6 +183,13 @@ class Encoder:
             row = next(n for n, topic in enumerate(topics) if not topic)
             raise RecordFailed(f"{self._row(row)} has no topic: fill the column `topic`")
         found: list[str] = topics
+        marker_topic = self._plan.output.marker_topic
+        if marker_topic in found:
+            row = found.index(marker_topic)
+            raise RecordFailed(
+                f"{self._row(row)} is for {marker_topic}, which is the topic of the markers: "
+                "filter it out, or name another one with markerTopic"
+            )
         return found
 
     def _headers(self, column: pa.Array | None) -> list[tuple[Header, ...]] | None:
@@ -186,8 +228,39 @@ class Encoder:
         return f"row {self._before + row} of {self._where}"
 
 
-def _numbered(column: pa.Array) -> Iterator[tuple[int, Any]]:
-    return enumerate(pylist(column))
+class _Rows:
+    """What a serde may need of the rows, and the headers that go out with them."""
+
+    def __init__(self, topics: list[str], headers: list[tuple[Header, ...]] | None) -> None:
+        self.topics = topics
+        self.headers = None if headers is None else list(headers)
+
+    def with_headers(self, row: int, headers: list[Header]) -> None:
+        """Keep the headers of a row, to which a serde may have added."""
+        if self.headers is None:
+            if not headers:
+                return
+            self.headers = [()] * len(self.topics)
+        self.headers[row] = tuple(headers)
+
+
+class _SideEncoder:
+    """Writes the values of a column with its serde."""
+
+    def __init__(self, serde: ColumnSerde) -> None:
+        self.serde = serde
+        self._made = serde.made()
+        self._value = serde.value()
+
+    def serialized(self, row: int, value: Any, out: _Rows) -> bytes:
+        """The bytes of a value."""
+        if not self._made.contextual:
+            return self._made.serialize(self._value(value))
+        headers = list(out.headers[row]) if out.headers is not None else []
+        context = SerdeContext(out.topics[row], self.serde.column, headers)
+        written = self._made.write(self._value(value), context)
+        out.with_headers(row, headers)
+        return written
 
 
 def _by_topic(rows: EncodedRows, topics: list[str]) -> Iterator[EncodedRows]:

@@ -6,7 +6,8 @@
     df.writeStream.format("transactional_kafka").option(…).start()
 
 Columns and options are those of Spark's own sink for Kafka, and ours: query, atomic, batchId,
-markerTopic, keySerde, valueSerde (docs/guides/spark-sink.md). Spark's workers run it.
+markerTopic; and keySerde, valueSerde, keySchema, valueSchema, schema_registry for what columns
+become (docs/guides/spark-sink.md). Spark's workers run it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,7 @@ from statestore.spark.writing.attempts import (
     one_batch,
     write,
 )
-from statestore.spark.writing.encoding import Encoder, check_columns
+from statestore.spark.writing.encoding import Encoder, check_columns, settle_schemas
 from statestore.spark.writing.markers import WritePart
 from statestore.spark.writing.write_options import NAME, Atomic, WritePlan, plan_of
 
@@ -56,7 +57,7 @@ class TransactionalKafka(DataSource):
         """A writer of one batch."""
         if overwrite:
             raise Misuse(f'{NAME}: a topic cannot be overwritten: use mode("append")')
-        return BatchWriter(_checked(self.options, schema, streaming=False))
+        return BatchWriter(_checked(self.options, schema, streaming=False), schema)
 
     def streamWriter(  # noqa: N802 - Spark's name
         self,
@@ -66,7 +67,7 @@ class TransactionalKafka(DataSource):
         """A writer of the batches of a stream."""
         if overwrite:
             raise Misuse(f'{NAME}: a topic has no older results: use outputMode("append")')
-        return StreamWriter(_checked(self.options, schema, streaming=True))
+        return StreamWriter(_checked(self.options, schema, streaming=True), schema)
 
 
 class Written(WriterCommitMessage):
@@ -83,14 +84,16 @@ class _Writing:
     begins then, and not when the writer is made: of a stream Spark makes a second one, to commit.
     """
 
-    def __init__(self, plan: WritePlan) -> None:
+    def __init__(self, plan: WritePlan, schema: StructType) -> None:
         self.plan = plan
+        self._schema = schema
         self._attempt: WriteAttempt | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         if self._attempt is None:
             arm_from_environment()
             self._attempt = begin(self.plan.output)
+            settle_schemas(self.plan, self._schema)
         return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:

@@ -3,24 +3,26 @@
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from statestore import serdes
+from statestore import SchemaRegistry
 from statestore.errors import Misuse
-from statestore.model.records import Serde
+from statestore.model.records import Side
 from statestore.runtime import Runtime
 from statestore.settings import Settings
+from statestore.spark.registry_options import REGISTRY, registry_of
 from statestore.spark.writing.attempts import Output
+from statestore.spark.writing.column_serdes import ColumnSerde
 
 NAME: Final = "transactional_kafka"
 _KAFKA: Final = "kafka."
 # As Spark spells them; Spark itself does not tell upper case from lower.
 _KNOWN: Final = (
     "topic", "query", "atomic", "batchId", "markerTopic", "includeHeaders", "keySerde",
-    "valueSerde", "checkpointLocation",
+    "valueSerde", "keySchema", "valueSchema", REGISTRY, "checkpointLocation",
 )  # fmt: skip
 _QUERY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,179}")
 # A task may compute for long between two rows, and its transaction is open for all that time. This
@@ -53,8 +55,8 @@ class Atomic(StrEnum):
 class WritePlan(NamedTuple):
     """What to write where; it travels to the tasks.
 
-    `batch` None: the number of the stream's batch, or a write without a number. `sides`: the names
-    of the serdes of keys and values, if they have any.
+    `batch` None: the number of the stream's batch, or a write without a number. `sides`: the serdes
+    of keys and values; None: the column has their bytes.
     """
 
     output: Output
@@ -62,12 +64,7 @@ class WritePlan(NamedTuple):
     atomic: Atomic
     batch: int | None
     headers: bool
-    sides: tuple[str | None, str | None] = (None, None)
-
-    def serde(self, side: int) -> Serde[Any] | None:
-        """The serde of keys (0) or values (1); None: the column has their bytes."""
-        name = self.sides[side]
-        return None if name is None else _serde(name, ("keySerde", "valueSerde")[side])
+    sides: tuple[ColumnSerde | None, ColumnSerde | None] = (None, None)
 
 
 def plan_of(options: Mapping[str, str], *, streaming: bool) -> WritePlan:
@@ -75,9 +72,9 @@ def plan_of(options: Mapping[str, str], *, streaming: bool) -> WritePlan:
     options = {name.lower(): text for name, text in options.items()}
     known = {name.lower(): name for name in _KNOWN}
     for name in sorted(options):
-        if name not in known and not name.startswith(_KAFKA):
+        if name not in known and not name.startswith((_KAFKA, f"{REGISTRY}.")):
             told = ", ".join(_KNOWN[:-1])
-            raise Misuse(f"{NAME} has no option {name!r}; it has {told}, and kafka.*")
+            raise Misuse(f"{NAME} has no option {name!r}; it has {told}, {REGISTRY}.*, and kafka.*")
     topic = options.get("topic") or None
     query = options.get("query") or _query_of_stream(options.get("checkpointlocation"), streaming)
     if not _QUERY.fullmatch(query):
@@ -85,17 +82,21 @@ def plan_of(options: Mapping[str, str], *, streaming: bool) -> WritePlan:
             f"{NAME}: query = {query!r}: use 1 to 180 of A-Z a-z 0-9 . _ -, not beginning with a "
             "dot: it names a topic and transactional ids"
         )
+    marker_topic = options.get("markertopic") or f"{query}-spark-markers"
+    if marker_topic == topic:
+        raise Misuse(
+            f"{NAME}: markerTopic = {marker_topic!r} is the topic of the rows, too: name another "
+            "one, or leave it out"
+        )
     settings = _settings(options, query)
     plan = WritePlan(
-        Output(query, options.get("markertopic") or f"{query}-spark-markers", settings, topic),
+        Output(query, marker_topic, settings, topic),
         topic,
         _atomic(options.get("atomic", Atomic.PARTITION)),
         _batch(options.get("batchid"), streaming),
         _is_true(options, "includeheaders"),
-        (options.get("keyserde"), options.get("valueserde")),
+        _sides(options),
     )
-    for side in (0, 1):
-        plan.serde(side)
     with Runtime(Settings.of(settings)) as runtime:
         runtime.check_settings()
     return plan
@@ -172,9 +173,28 @@ def _is_true(options: Mapping[str, str], name: str) -> bool:
     return text == "true"
 
 
-def _serde(name: str, option: str) -> Serde[Any]:
-    """Return the serde of that name, in lower case too."""
+def _sides(options: Mapping[str, str]) -> tuple[ColumnSerde | None, ColumnSerde | None]:
+    registry = registry_of(options, NAME)
+    key, value = _side(options, "key", registry), _side(options, "value", registry)
+    if registry is not None and not any(side and side.has_schema for side in (key, value)):
+        raise Misuse(
+            f"{NAME}: {REGISTRY}: neither keys nor values are of a registry: set keySerde or "
+            "valueSerde to AVRO, JSON_SCHEMA or PROTOBUF, or leave it out"
+        )
+    return key, value
+
+
+def _side(
+    options: Mapping[str, str], column: Side, registry: SchemaRegistry | None
+) -> ColumnSerde | None:
+    name, schema = options.get(f"{column}serde"), options.get(f"{column}schema")
+    if name is None:
+        if schema is not None:
+            raise Misuse(f"{NAME}: {column}Schema without {column}Serde: pass it, too")
+        return None
+    made = ColumnSerde(column, name.upper() if name.islower() else name, schema, registry)
     try:
-        return serdes.by_name(name.upper() if name.islower() else name)
-    except Misuse as unknown:
-        raise Misuse(f"{NAME}: {option}: {unknown}") from unknown
+        made.made()
+    except Misuse as wrong:
+        raise Misuse(f"{NAME}: {column}Serde: {wrong}") from wrong
+    return made

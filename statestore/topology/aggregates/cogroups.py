@@ -7,14 +7,16 @@ stream a record is of.
 Keeps I24.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from statestore import serdes
-from statestore.errors import InvalidTopology, SerdeMismatch
+from statestore.errors import InvalidTopology, Misuse, SerdeMismatch
 from statestore.model.batch import Batch, Column
-from statestore.topology.aggregates.folds import Step
+from statestore.model.records import Serde
+from statestore.topology.aggregates.declared import AggregatePlan, Given, is_aggregate
+from statestore.topology.aggregates.folds import Fold, Step
 from statestore.topology.aggregates.grouping import Grouping
 from statestore.topology.failures import decoded
 from statestore.topology.flows import Flow, TableFlow
@@ -35,18 +37,33 @@ class _CogroupInput(NamedTuple):
 
 @dataclass(frozen=True)
 class Cogroup:
-    """What stands behind a CogroupedKStream: groupings, each with its function."""
+    """What stands behind a CogroupedKStream: groupings, each with its function or aggregates."""
 
-    parts: tuple[tuple[Grouping, Step], ...]
+    parts: tuple[tuple[Grouping, Step | Given], ...]
     windows: Windowing | None = None
 
-    def and_of(self, grouping: Grouping, function: Step) -> "Cogroup":
+    def __post_init__(self) -> None:
+        # The dicts are the user's, who may change them before the cogroup is folded.
+        kept = ((one, dict(of) if isinstance(of, Mapping) else of) for one, of in self.parts)
+        object.__setattr__(self, "parts", tuple(kept))
+
+    def and_of(self, grouping: Grouping, function: Step | Given) -> "Cogroup":
         """Return these and another one; InvalidTopology if it has another builder."""
+        if is_aggregate(function) is not self.is_named:
+            raise Misuse(
+                "cogroup: one stream has a function and another one aggregates of ss.agg: pass "
+                "functions for all streams, or aggregates for all"
+            )
         if grouping.flow.builder is not self.parts[0][0].flow.builder:
             raise InvalidTopology(
                 "cogroup: the other stream has another builder; a topology has only one"
             )
         return replace(self, parts=(*self.parts, (grouping, function)))
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the streams have aggregates of `ss.agg`."""
+        return is_aggregate(self.parts[0][1])
 
     def windowed(self, windows: Windowing) -> "Cogroup":
         """Return the same records grouped by window, too."""
@@ -63,6 +80,31 @@ class Cogroup:
 
         SerdeMismatch if their keys have different serdes.
         """
+        steps: list[Any] = [function for _, function in self.parts]
+
+        def step(key: Any, one: _CogroupInput, aggregate: Any) -> Any:
+            return steps[one.stream](key, one.value, aggregate)
+
+        serde = self.parts[0][0].flow.builder.value_serde
+        return self._folded(Fold(initial, step, merger or step), serde, materialized, name)
+
+    def aggregate_named(
+        self, materialized: Materialized[Any, Any] | str | None, name: str | None
+    ) -> TableFlow:
+        """Do the same with aggregates of `ss.agg`; Misuse if streams do not share them."""
+        where = "cogroup" if name is None else f"cogroup {name!r}"
+        streams: list[Any] = [(grouping.flow.value_serde, given) for grouping, given in self.parts]
+        plan = AggregatePlan(where, *streams)
+        states = plan.checked(where, materialized)
+        return plan.told(self._folded(plan.fold_of_streams(), plan.states, states, name), name)
+
+    def _folded(
+        self,
+        fold: Fold,
+        serde: Serde[Any],
+        materialized: Materialized[Any, Any] | str | None,
+        name: str | None,
+    ) -> TableFlow:
         builder = self.parts[0][0].flow.builder
         wanted = wished(materialized) or Materialized(builder.store_name(_KIND))
         flows = self._sources(wanted.name, explicit=materialized is not None)
@@ -75,13 +117,8 @@ class Cogroup:
         merged = builder.node(
             "COGROUPKSTREAM-MERGE", None, told, lambda _: passed(), copartitioned=True
         )
-        folds = [function for _, function in self.parts]
-
-        def fold(key: Any, one: _CogroupInput, aggregate: Any) -> Any:
-            return folds[one.stream](key, one.value, aggregate)
-
         grouping = Grouping(flows[0].same(merged), None, windows=self.windows)
-        return grouping.aggregate(initial, fold, wanted, name, merger)
+        return grouping.folded(fold, serde, wanted, name)
 
     def _sources(self, store: str, *, explicit: bool) -> list[Flow]:
         """Return the streams behind repartition topics, where their keys changed.

@@ -17,9 +17,11 @@ from functools import cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 from typing_extensions import TypeIs
 
 from statestore.errors import Misuse
+from statestore.model.batch import any_none
 from statestore.model.records import BYTES, Serde
 from statestore.serdes.fields import Field, fields_of
 from statestore.serdes.typed_json import typed_json
@@ -99,12 +101,37 @@ class _Part(NamedTuple):
     rule: _Rule
     take: Callable[[Any], Any] | None
 
-    def added(self, state: Any, value: Any) -> Any:
-        """Return the state with a record more; null values of fields are left out."""
-        if self.take is None:
-            return self.rule.add(state, None)
-        found = None if value is None else self.take(value)
-        return state if found is None else self.rule.add(state, found)
+    def adding(self) -> Callable[[Any, Any], Any]:
+        """Return what makes the state with a record more; null values of fields are left out."""
+        take, add = self.take, self.rule.add
+        if take is None:
+            return add
+
+        def added(state: Any, value: Any) -> Any:
+            found = None if value is None else take(value)
+            return state if found is None else add(state, found)
+
+        return added
+
+    def folded(
+        self, rows: list[bytes], values: list[Any], states: dict[bytes, Any]
+    ) -> dict[bytes, Any]:
+        """Return the states of rows, changed here, with these records more (`folds.Many`)."""
+        initial, take, add = self.rule.initial, self.take, self.rule.add
+        for row, state in states.items():
+            if state is None:
+                states[row] = initial()
+        if take is None:
+            for row in rows:
+                states[row] = add(states[row], None)
+            return states
+        if any_none(values):
+            some = [pair for pair in zip(rows, values, strict=True) if pair[1] is not None]
+            rows, values = [row for row, _ in some], [value for _, value in some]
+        for row, found in zip(rows, map(take, values), strict=True):
+            if found is not None:
+                states[row] = add(states[row], found)
+        return states
 
     def subtracted(self, state: Any, value: Any) -> Any:
         """Return the state without a record that it has."""
@@ -116,19 +143,41 @@ class _Part(NamedTuple):
 
 
 class AggregatePlan:
-    """Aggregates of values of one serde: how they fold, and the serdes of states and results."""
+    """Aggregates of values of one serde, or of several streams: how they fold, and their serdes.
 
-    def __init__(self, where: str, source: Serde[Any], given: Given) -> None:
-        """Misuse, naming `where`, if there is no such field, or one has values of another kind."""
-        named = {"": given} if isinstance(given, Aggregate) else dict(given)
-        if not named:
-            raise Misuse(f"{where}: the dict has no aggregates: pass {{name: ss.agg.count()}}")
-        self.whole = isinstance(given, Aggregate)
-        self._parts = [_part(where, source, name, one) for name, one in named.items()]
-        self._asked = named
-        recipe = (source, tuple(named.items()), self.whole)
-        self.states = _states(*recipe)
-        self.results = self.states if self.is_result else _results(*recipe)
+    Streams share the aggregates that have the same name in them.
+    """
+
+    def __init__(self, where: str, *streams: tuple[Serde[Any], Given]) -> None:
+        """`streams`: the serde of the values of each, and its aggregates.
+
+        Misuse, naming `where`, if there is no such field, if one has values of another kind, or if
+        streams do not share what has the same name.
+        """
+        self.whole = all(isinstance(given, Aggregate) for _, given in streams)
+        if not self.whole and any(isinstance(given, Aggregate) for _, given in streams):
+            raise Misuse(f"{where}: pass one aggregate for each stream, or a dict for each")
+        recipe = tuple((source, _named_of(where, given)) for source, given in streams)
+        self._asked: dict[str, Aggregate[Any]] = {}
+        self._streams: list[dict[str, _Part]] = []
+        named: dict[str, _Part] = {}
+        for source, asked in recipe:
+            parts = {name: _part(where, source, name, one) for name, one in asked}
+            for name, one in asked:
+                known = named.setdefault(name, parts[name])
+                first = self._asked.setdefault(name, one)
+                if (one.kind, parts[name].rule.state) != (first.kind, known.rule.state):
+                    raise Misuse(
+                        f"{where}: {f'{name!r} is ' if name else ''}{first} of one stream and "
+                        f"{one} of another, whose states differ: give them values of one type"
+                        + (", or two names" if name else "")
+                    )
+            self._streams.append(parts)
+        self._parts = list(named.values())
+        self.states = _states(recipe, self.whole)
+        self.results = self.states if self.is_result else _results(recipe, self.whole)
+        # Structs of the parts; of an aggregate alone there is no Struct around it.
+        self._kinds = None if self.whole else (_kind_of(self.states), _kind_of(self.results))
 
     @property
     def is_result(self) -> bool:
@@ -164,38 +213,60 @@ class AggregatePlan:
         parts = self._parts
         if self.whole:
             (one,) = parts
-            add, take = one.rule.add, one.take
-
-            def add_one(_key: Any, value: Any, state: Any) -> Any:
-                # As `added` does, with a call less for each record.
-                if take is None:
-                    return add(state, None)
-                found = None if value is None else take(value)
-                return state if found is None else add(state, found)
-
+            add = one.adding()
             return Fold(
                 one.rule.initial,
-                add_one,
-                lambda _key, a, b: one.rule.merge(a, b),
+                lambda _key, value, state: add(state, value),
+                self._merged,
                 stable=True,
+                # A minimum of nulls is no aggregate: the step knows when there is none.
+                many=None if one.rule.initial() is None else one.folded,
             )
-        kind = _kind_of(self.states)
-        names = kind.__struct_fields__
+        kind = self._kind()
+        add_all = [part.adding() for part in parts]
 
         def step(_key: Any, value: Any, state: Any) -> Any:
-            return kind(
-                *[p.added(getattr(state, n), value) for p, n in zip(parts, names, strict=True)]
-            )
+            before = astuple(state)
+            return kind(*[add(one, value) for add, one in zip(add_all, before, strict=True)])
 
-        def merge(_key: Any, one: Any, other: Any) -> Any:
-            return kind(
-                *[
-                    p.rule.merge(getattr(one, n), getattr(other, n))
-                    for p, n in zip(parts, names, strict=True)
-                ]
+        def many(
+            rows: list[bytes], values: list[Any], before: dict[bytes, Any]
+        ) -> dict[bytes, Any]:
+            first = astuple(self._initial())
+            states = zip(
+                *[first if state is None else astuple(state) for state in before.values()],
+                strict=True,
             )
+            after = [
+                part.folded(rows, values, dict(zip(before, column, strict=True))).values()
+                for part, column in zip(parts, states, strict=True)
+            ]
+            return dict(zip(before, map(kind, *after), strict=True))
 
-        return Fold(self._initial, step, merge, stable=True)
+        return Fold(self._initial, step, self._merged, stable=True, many=many)
+
+    def fold_of_streams(self) -> Fold:
+        """Return how records of several streams fold: pairs of the stream's place and the value."""
+        names = [part.name for part in self._parts]
+        adding = [
+            [parts[name].adding() if name in parts else None for name in names]
+            for parts in self._streams
+        ]
+        if self.whole:
+            return Fold(
+                self._initial,
+                lambda _key, one, state: adding[one[0]][0](state, one[1]),
+                self._merged,
+                stable=True,
+            )
+        kind = self._kind()
+
+        def step(_key: Any, one: tuple[int, Any], state: Any) -> Any:
+            place, value = one
+            pairs = zip(adding[place], astuple(state), strict=True)
+            return kind(*[s if add is None else add(s, value) for add, s in pairs])
+
+        return Fold(self._initial, step, self._merged, stable=True)
 
     def step_of_changes(self, where: str) -> Step:
         """Return how changes of a table's groups fold; Misuse if one cannot be taken out again."""
@@ -205,21 +276,20 @@ class AggregatePlan:
                     f"{where}: {asked} cannot take out a row that changes or leaves its group: "
                     f"use {_ABLE}, or collect({asked.field!r}) and compute it of the list"
                 )
-        parts, whole, initial = self._parts, self.whole, self._initial
-        kind = None if whole else _kind_of(self.states)
+        initial, added = self._initial, self.fold().step
+        parts, kinds = self._parts, self._kinds
 
-        def one_by_one(state: Any, change: Callable[[_Part, Any], Any]) -> Any:
-            if kind is None:
-                return change(parts[0], state)
-            names = kind.__struct_fields__
-            return kind(*[change(p, getattr(state, n)) for p, n in zip(parts, names, strict=True)])
+        def subtracted(state: Any, value: Any) -> Any:
+            if kinds is None:
+                return parts[0].subtracted(state, value)
+            pairs = zip(parts, astuple(state), strict=True)
+            return kinds[0](*[part.subtracted(one, value) for part, one in pairs])
 
-        def step(_key: Any, change: RowChange, state: Any) -> Any:
+        def step(key: Any, change: RowChange, state: Any) -> Any:
             if change.old is not None and state is not None:
-                state = one_by_one(state, lambda part, one: part.subtracted(one, change.old))
+                state = subtracted(state, change.old)
             if change.new is not None:
-                state = initial() if state is None else state
-                state = one_by_one(state, lambda part, one: part.added(one, change.new))
+                state = added(key, change.new, initial() if state is None else state)
             return state
 
         return step
@@ -232,16 +302,25 @@ class AggregatePlan:
     def result(self, state: Any) -> Any:
         """Return the result of a state."""
         parts = self._parts
-        if self.whole:
+        if self._kinds is None:
             return _result(parts[0], state)
-        names = _kind_of(self.states).__struct_fields__
-        return _kind_of(self.results)(
-            *[_result(p, getattr(state, n)) for p, n in zip(parts, names, strict=True)]
-        )
+        return self._kinds[1](*map(_result, parts, astuple(state)))
+
+    def _kind(self) -> Any:
+        """Return the Struct of the states."""
+        assert self._kinds is not None
+        return self._kinds[0]
+
+    def _merged(self, _key: Any, one: Any, other: Any) -> Any:
+        parts = self._parts
+        if self._kinds is None:
+            return parts[0].rule.merge(one, other)
+        pairs = zip(parts, astuple(one), astuple(other), strict=True)
+        return self._kinds[0](*[part.rule.merge(*both) for part, *both in pairs])
 
     def _initial(self) -> Any:
         firsts = [part.rule.initial() for part in self._parts]
-        return firsts[0] if self.whole else _kind_of(self.states)(*firsts)
+        return firsts[0] if self._kinds is None else self._kinds[0](*firsts)
 
 
 def _result(part: _Part, state: Any) -> Any:
@@ -254,35 +333,40 @@ def _kind_of(serde: Serde[Any]) -> Any:
     return fields[None].type
 
 
+def _named_of(where: str, given: Given) -> tuple[tuple[str, Any], ...]:
+    named = {"": given} if isinstance(given, Aggregate) else dict(given)
+    if not named:
+        raise Misuse(f"{where}: the dict has no aggregates: pass {{name: ss.agg.count()}}")
+    for name in named:
+        if not isinstance(name, str):
+            raise Misuse(f"{where}: the name of an aggregate is {name!r:.99}, want a str")
+    return tuple(named.items())
+
+
+_Recipe = tuple[tuple[Serde[Any], tuple[tuple[str, Any], ...]], ...]
+"""Of each stream, the serde of its values and its aggregates by their names."""
+
+
 @cache
-def _states(source: Serde[Any], named: tuple[tuple[str, Any], ...], whole: bool) -> Serde[Any]:  # noqa: FBT001 - a recipe has no keywords
+def _states(recipe: _Recipe, whole: bool) -> Serde[Any]:  # noqa: FBT001 - a recipe has no keywords
     """Return the serde of states."""
-    return _serde("Aggregates", source, named, whole, "state").made_by(
-        _states, source, named, whole
-    )
+    return _serde("Aggregates", recipe, whole, "state").made_by(_states, recipe, whole)
 
 
 @cache
-def _results(source: Serde[Any], named: tuple[tuple[str, Any], ...], whole: bool) -> Serde[Any]:  # noqa: FBT001 - a recipe has no keywords
+def _results(recipe: _Recipe, whole: bool) -> Serde[Any]:  # noqa: FBT001 - a recipe has no keywords
     """Return the serde of results."""
-    return _serde("Results", source, named, whole, "results").made_by(
-        _results, source, named, whole
-    )
+    return _serde("Results", recipe, whole, "results").made_by(_results, recipe, whole)
 
 
-def _serde(
-    title: str,
-    source: Serde[Any],
-    named: tuple[tuple[str, Any], ...],
-    whole: bool,  # noqa: FBT001 - as above
-    attribute: str,
-) -> Serde[Any]:
+def _serde(title: str, recipe: _Recipe, whole: bool, attribute: str) -> Serde[Any]:  # noqa: FBT001 - as above
     from statestore.serdes.derived_json import struct_of
 
-    made: list[Any] = []
-    for name, one in named:
-        made.append((name, getattr(_part("", source, name, one).rule, attribute)))
-    return typed_json(made[0][1] if whole else struct_of(title, made))
+    made: dict[str, Any] = {}
+    for source, named in recipe:
+        for name, one in named:
+            made.setdefault(name, getattr(_part("", source, name, one).rule, attribute))
+    return typed_json(made[""] if whole else struct_of(title, list(made.items())))
 
 
 def _part(where: str, source: Serde[Any], name: str, asked: Any) -> _Part:

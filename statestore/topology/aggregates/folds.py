@@ -14,6 +14,11 @@ from statestore.topology.failures import mismatch
 from statestore.topology.nodes import Forward, SendOldValues
 
 Step = Callable[[Any, Any, Any], Any]
+Many = Callable[[list[bytes], list[Any], dict[bytes, Any]], dict[bytes, Any]]
+"""From the row and the value of each record, and the aggregates before, to those after.
+
+Both have each row, in the same order; None: there was none before. There is one after each record.
+"""
 S = TypeVar("S", bound=StoreSpec)
 Tell = Callable[[Batch, "Updates"], None]
 """Takes what the records of a batch have changed."""
@@ -24,7 +29,9 @@ class Fold(NamedTuple):
 
     `merge(key, one, other)` makes one aggregate of those of two sessions. `counts`: it counts
     records, so that many of them can be added at once, and needs neither keys nor values. `stable`:
-    no function changes an aggregate in place, and the serde gives equal ones back.
+    no function changes an aggregate in place, and the serde gives equal ones back. `many`: what the
+    records of many rows do, equal to one step for each; it may raise where a step raises, which
+    tells for which record.
     """
 
     initial: Callable[[], Any]
@@ -32,6 +39,7 @@ class Fold(NamedTuple):
     merge: Step
     counts: bool = False
     stable: bool = False
+    many: "Many | None" = None
 
     def next(self, key: Any, value: Any, aggregate: Any) -> Any:
         """Return the aggregate after a record; None: there is none."""

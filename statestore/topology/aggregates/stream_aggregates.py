@@ -218,6 +218,19 @@ class _Stamps:
             times[row] = time
         return time
 
+    def of_rows(
+        self, rows: list[bytes], times: list[int], stored: Mapping[bytes, bytes | None]
+    ) -> dict[bytes, int]:
+        """Return the time of each row after records of these times, none of which ends a row."""
+        if self._times is None:
+            return dict(zip(rows, times, strict=True))
+        found = {row: time for row, time in self._times.items() if stored[row] is not None}
+        for row, time in zip(rows, times, strict=True):
+            known = found.get(row)
+            if known is None or time > known:
+                found[row] = time
+        return found
+
 
 def _last_of(
     last: Mapping[bytes, int],
@@ -295,7 +308,9 @@ class _Folding:
             for row, old in stored.items()
         }
         stamps = _Stamps(table, unique, batch.timestamps)
-        if self.how.every_update or not stamps.in_order:
+        if not self.how.every_update and self._many(found, folded):
+            times = stamps.of_rows(found.rows, found.times_of(batch), stored)
+        elif self.how.every_update or not stamps.in_order:
             noted = _Noted(self.how, stamps, batch, stored)
             self._step_all(batch, found, folded, noted)
             if self.how.every_update:
@@ -309,6 +324,19 @@ class _Folding:
             zip(folded, self._encoded([one.value for one in folded.values()]), strict=True)
         )
         return after, times, _last_of(last, times, after, stored)
+
+    def _many(self, found: "_Found", folded: "dict[bytes, _Folded]") -> bool:
+        """Fold all records at once; False: the fold cannot, or a step is to tell what failed."""
+        many = self.how.fold.many
+        if many is None:
+            return False
+        try:
+            after = many(found.rows, found.values, {row: one.value for row, one in folded.items()})
+        except Exception:  # noqa: BLE001  # whatever a value of a user's raises
+            return False
+        for one, value in zip(folded.values(), after.values(), strict=True):
+            one.value = value
+        return True
 
     def _step_all(
         self,

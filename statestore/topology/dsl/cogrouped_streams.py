@@ -1,7 +1,7 @@
 """Cogrouped streams: what an aggregate of several streams is written with (KIP-150)."""
 
 from collections.abc import Callable
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from statestore.errors import Misuse
 from statestore.model.keywords import renamed
@@ -9,8 +9,10 @@ from statestore.model.modes import EmitStrategy, Span
 from statestore.model.records import K_co, V, Windowed
 from statestore.topology import missing_methods
 from statestore.topology.aggregates.cogroups import Cogroup
+from statestore.topology.aggregates.declared import Given, check_alone, is_aggregate
 from statestore.topology.callbacks import check_arity
 from statestore.topology.dsl import grouped_streams, ktables
+from statestore.topology.dsl.given import given
 from statestore.topology.materialized import Materialized
 from statestore.topology.windows.counts import CountWindows
 from statestore.topology.windows.fold import Windowing
@@ -35,7 +37,7 @@ class _Folded(_Cogrouped[K_co, KR_co, A]):
 
     def aggregate(
         self,
-        initial: "grouped_streams.Initializer[A]",
+        initial: "grouped_streams.Initializer[A] | None" = None,
         materialized: Materialized[K_co, A] | str | None = None,
         *,
         name: str | None = None,
@@ -46,9 +48,26 @@ class _Folded(_Cogrouped[K_co, KR_co, A]):
         aggregate of one stream. A stream whose keys changed goes through a repartition topic with
         the name of its grouping; without one, it is named after the store, and from the second
         stream on its place. SerdeMismatch if the keys of the streams have different serdes.
+
+        Aggregates of `ss.agg` need no initial(). Streams share those that have the same name, and
+        Misuse tells if the states of these differ.
         """
-        check_arity("aggregate initial", initial, 0, name)
-        return ktables.KTable(self._cogroup.aggregate(initial, materialized, name))
+        if self._cogroup.is_named:
+            return _named(self._cogroup, materialized, name, initial)
+        first = given(initial)
+        check_arity("aggregate initial", first, 0, name)
+        return ktables.KTable(self._cogroup.aggregate(first, materialized, name))
+
+
+def _named(
+    cogroup: Cogroup,
+    materialized: Materialized[Any, Any] | str | None,
+    name: str | None,
+    *functions: object,
+) -> "ktables.KTable[Any, Any]":
+    """Return the table of aggregates of `ss.agg`; Misuse if there are functions, too."""
+    check_alone("aggregate" if name is None else f"aggregate {name!r}", *functions)
+    return ktables.KTable(cogroup.aggregate_named(materialized, name))
 
 
 class TimeWindowedCogroupedKStream(_Folded[K_co, Windowed[K_co], A]):
@@ -60,8 +79,8 @@ class SessionWindowedCogroupedKStream(_Cogrouped[K_co, Windowed[K_co], A]):
 
     def aggregate(
         self,
-        initial: "grouped_streams.Initializer[A]",
-        merger: Callable[[K_co, A, A], A],
+        initial: "grouped_streams.Initializer[A] | None" = None,
+        merger: Callable[[K_co, A, A], A] | None = None,
         materialized: Materialized[K_co, A] | str | None = None,
         *,
         name: str | None = None,
@@ -69,11 +88,14 @@ class SessionWindowedCogroupedKStream(_Cogrouped[K_co, Windowed[K_co], A]):
         """Return the functions of all streams folded over the records of each session.
 
         merger(key, one, other) makes one aggregate of those of two sessions. All else is as for the
-        sessions of one stream.
+        sessions of one stream. Aggregates of `ss.agg` need neither function.
         """
-        check_arity("aggregate initial", initial, 0, name)
-        check_arity("aggregate merger", merger, 3, name)
-        return ktables.KTable(self._cogroup.aggregate(initial, materialized, name, merger))
+        if self._cogroup.is_named:
+            return _named(self._cogroup, materialized, name, initial, merger)
+        first, merge = given(initial), given(merger)
+        check_arity("aggregate initial", first, 0, name)
+        check_arity("aggregate merger", merge, 3, name)
+        return ktables.KTable(self._cogroup.aggregate(first, materialized, name, merge))
 
 
 class CogroupedKStream(_Folded[K_co, K_co, A]):
@@ -82,13 +104,16 @@ class CogroupedKStream(_Folded[K_co, K_co, A]):
     def cogroup(
         self,
         grouped: "grouped_streams.KGroupedStream[K_co, V]",
-        function: Callable[[K_co, V, A], A | None],
+        function: Callable[[K_co, V, A], A | None] | Given,
     ) -> "CogroupedKStream[K_co, A]":
         """Add another grouped stream, whose records function(key, value, aggregate) adds.
 
+        In place of functions, all streams may have an aggregate of `ss.agg`, or dicts of several.
+
         Misuse if it is none; InvalidTopology if it has another builder.
         """
-        check_arity("cogroup", function, 3)
+        if not is_aggregate(function):
+            check_arity("cogroup", function, 3)
         grouping = grouped_streams.grouping_of("cogroup", grouped)
         return CogroupedKStream(self._cogroup.and_of(grouping, function))
 

@@ -139,7 +139,7 @@ def _named(
     """Return the table of aggregates of `ss.agg`; Misuse if there are functions, too."""
     where = "aggregate" if name is None else f"aggregate {name!r}"
     check_alone(where, *functions)
-    plan = AggregatePlan(where, grouping.flow.value_serde, aggregates)
+    plan = AggregatePlan(where, (grouping.flow.value_serde, aggregates))
     states = plan.checked(where, materialized)
     made = grouping.folded(plan.fold(), plan.states, states, name)
     return ktables.KTable(plan.told(made, name))
@@ -221,14 +221,25 @@ class SessionWindowedKStream(_Counted[K_co, Windowed[K_co], V_co]):
 class KGroupedStream(_Grouped[K_co, K_co, V_co]):
     """Records grouped by key, to be aggregated."""
 
+    @overload
+    def cogroup(self, function: Aggregate[A]) -> "cogrouped_streams.CogroupedKStream[K_co, A]": ...
+    @overload
+    def cogroup(
+        self, function: Mapping[str, Aggregate[Any]]
+    ) -> "cogrouped_streams.CogroupedKStream[K_co, Any]": ...
+    @overload
     def cogroup(
         self, function: Callable[[K_co, V_co, A], A | None]
-    ) -> "cogrouped_streams.CogroupedKStream[K_co, A]":
+    ) -> "cogrouped_streams.CogroupedKStream[K_co, A]": ...
+    def cogroup(
+        self, function: Callable[[K_co, V_co, Any], Any] | Given
+    ) -> "cogrouped_streams.CogroupedKStream[K_co, Any]":
         """Begin an aggregate of several streams, with function(key, value, aggregate) for this one.
 
         See `CogroupedKStream` (KIP-150).
         """
-        check_arity("cogroup", function, 3)
+        if not is_aggregate(function):
+            check_arity("cogroup", function, 3)
         return cogrouped_streams.CogroupedKStream(Cogroup(((self._grouping, function),)))
 
     @overload

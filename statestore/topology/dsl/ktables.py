@@ -430,7 +430,7 @@ class KGroupedTable(Generic[K_co, V_co]):
         if is_aggregate(initial):
             where = "aggregate" if name is None else f"aggregate {name!r}"
             check_alone(where, adder, subtractor)
-            plan = AggregatePlan(where, self._groups.value_serde, initial)
+            plan = AggregatePlan(where, (self._groups.value_serde, initial))
             states, fold = plan.checked(where, materialized), plan.fold_of_changes(where)
             made = self._groups.changes.folded(fold, plan.states, states, name)
             return KTable(plan.told(made, name))

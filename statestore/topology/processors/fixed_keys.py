@@ -41,6 +41,7 @@ class FixedKeyContext(ProcessorContext[Any, Any]):
         """Note the records that come one by one from here on."""
         self._batch, self._keys, self._place = batch, batch.keys.objects, -1
         self._made: list[_Forwarded] = []
+        self.only_clock = None  # `at` does more here.
 
     def at(self, stream_time_ms: int | None, time_ms: int | None) -> None:
         """Note the time of what comes now: of the next record, or of a timer between batches."""

@@ -25,6 +25,7 @@ from statestore.stores.contracts import (
     WindowStore,
 )
 from statestore.stores.kinds.registry import kind_of
+from statestore.stores.row_times import WriteTime
 from statestore.stores.specs import (
     KeyValueSpec,
     S,
@@ -103,6 +104,8 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
         self._forwarded: list[tuple[Record[Any, Any], str | None, int | None]] = []
         self._queue: TimerQueue | None = None
         self._is_held = node.time_bound() is not None
+        plain = len(clocks) < 2 and not self._clocks_of_stream and not self._is_held
+        self.only_clock = next(iter(clocks), WriteTime()) if plain else None
         self.stream_time: int | None = None
 
     @property
@@ -342,9 +345,15 @@ def one_by_one(
     times: list[int],
 ) -> None:
     """Have a processor take the records of a batch; NodeFailed names the one that failed."""
-    call, at = processor.process, outward.at
+    call, at, clock = processor.process, outward.at, outward.only_clock
 
     def take(ahead: Iterator[int]) -> None:
+        if clock is not None:
+            # All that `at` does here, without a call for each record.
+            for time, record, time_ms in zip(ahead, batch.records(), batch.timestamps, strict=True):
+                outward.stream_time, clock.now_ms = time, time_ms
+                call(record)
+            return
         for time, record, time_ms in zip(ahead, batch.records(), batch.timestamps, strict=True):
             at(time, time_ms)
             call(record)

@@ -24,6 +24,7 @@ from statestore.stores.in_windows import START, start_of
 from statestore.stores.kinds.registry import kind_of
 from statestore.stores.specs import InWindowsSpec, KeyValueSpec
 from statestore.topology.aggregates.folds import Aggregation, Tell, Updates
+from statestore.topology.failures import processing
 from statestore.topology.nodes import Build, Forward, NodeContext, Push
 from statestore.topology.windows.closing import (
     Closed,
@@ -184,6 +185,17 @@ class InTime:
             return push
 
         return build
+
+
+def folding(how: Aggregation[Any], fold: Callable[[Batch], Updates], tell: Tell) -> Push:
+    """Return what tells the updates that `fold` makes of the records of a batch."""
+
+    def push(batch: Batch) -> None:
+        with processing(how.node, batch):
+            updates = fold(batch)
+        tell(batch, updates)
+
+    return push
 
 
 class OpenWindows:

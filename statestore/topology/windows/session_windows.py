@@ -30,10 +30,10 @@ from statestore.stores.sessions import LIST, SPAN, spans_of
 from statestore.stores.specs import KeyValueSpec, SessionSpec
 from statestore.topology.aggregates.folds import Aggregation, Tell, Updates
 from statestore.topology.aggregates.stream_aggregates import binary_array
-from statestore.topology.failures import decoded, each, encoded, made_by, processing
+from statestore.topology.failures import decoded, each, encoded, made_by
 from statestore.topology.nodes import NodeContext, Push
 from statestore.topology.windows.closing import Closing
-from statestore.topology.windows.fold import InTime, Timing
+from statestore.topology.windows.fold import InTime, Timing, folding
 
 
 @dataclass(frozen=True, init=False)
@@ -102,14 +102,7 @@ def _folding(
     tell: Tell,
 ) -> Push:
     """Return what folds the records of a batch into sessions."""
-    sessions = _Sessions(how, gap_ms, context, clock)
-
-    def push(batch: Batch) -> None:
-        with processing(how.node, batch):
-            updates = sessions.fold(batch)
-        tell(batch, updates)
-
-    return push
+    return folding(how, _Sessions(how, gap_ms, context, clock).fold, tell)
 
 
 class _Session:

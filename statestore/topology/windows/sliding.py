@@ -31,10 +31,10 @@ from statestore.stores.pending import Entries
 from statestore.stores.specs import ANY_START, KeyValueSpec, WindowSpec
 from statestore.stores.windows import indexed, range_of_key
 from statestore.topology.aggregates.folds import Aggregation, Tell, Updates
-from statestore.topology.failures import decoded, each, encoded, made_by, processing
+from statestore.topology.failures import decoded, each, encoded, made_by
 from statestore.topology.nodes import NodeContext, Push
 from statestore.topology.windows.closing import Closing
-from statestore.topology.windows.fold import InTime, Timing
+from statestore.topology.windows.fold import InTime, Timing, folding
 
 
 @dataclass(frozen=True, init=False)
@@ -101,14 +101,7 @@ def _folding(
     tell: Tell,
 ) -> Push:
     """Return what folds the records of a batch into sliding windows."""
-    sliding = _Sliding(how, difference_ms, context, clock)
-
-    def push(batch: Batch) -> None:
-        with processing(how.node, batch):
-            updates = sliding.fold(batch)
-        tell(batch, updates)
-
-    return push
+    return folding(how, _Sliding(how, difference_ms, context, clock).fold, tell)
 
 
 class _Window:

@@ -1,3 +1,7 @@
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.time.Duration;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -45,7 +49,7 @@ import org.apache.kafka.streams.state.Stores;
  *
  * <p>Arguments: bootstrap servers, application id, state dir, pipeline, input, table and output
  * topic. It ends when the group has committed everything that its topics have, and prints the
- * milliseconds from the first record to then. Rows are bytes; settings are the defaults of Kafka
+ * milliseconds from the first record to then; with one more argument, `forever`, it is killed. Rows are bytes; settings are the defaults of Kafka
  * Streams, but for the guarantee and the number of threads.
  */
 public final class KafkaStreamsBench {
@@ -55,6 +59,27 @@ public final class KafkaStreamsBench {
   private static final Duration GRACE = Duration.ofSeconds(60);
   private static final Duration TENTH = Duration.ofMillis(100);
   private static final Consumed<Bytes, Bytes> READ = Consumed.with(Serdes.Bytes(), Serdes.Bytes());
+
+  private static final ObjectMapper JSON = new ObjectMapper();
+  private static final Serde<ObjectNode> OBJECTS =
+      Serdes.serdeFrom(
+          (topic, value) -> written(value), (topic, bytes) -> bytes == null ? null : parsed(bytes));
+
+  private static byte[] written(ObjectNode value) {
+    try {
+      return value == null ? null : JSON.writeValueAsBytes(value);
+    } catch (IOException failure) {
+      throw new UncheckedIOException(failure);
+    }
+  }
+
+  private static ObjectNode parsed(byte[] bytes) {
+    try {
+      return (ObjectNode) JSON.readTree(bytes);
+    } catch (IOException failure) {
+      throw new UncheckedIOException(failure);
+    }
+  }
 
   /** Notes when the first record came. */
   public static final class Noting implements TimestampExtractor {
@@ -151,6 +176,23 @@ public final class KafkaStreamsBench {
       }
       case "joining" ->
           write(records().join(builder.table(table, READ), (one, row) -> both(row, one)));
+      case "enriching" -> {
+        Consumed<Bytes, ObjectNode> objects = Consumed.with(Serdes.Bytes(), OBJECTS);
+        writeWindows(
+            builder
+                .stream(input, objects)
+                .filter((key, order) -> order.get("amount").asInt() >= 100)
+                .join(
+                    builder.table(table, objects),
+                    (order, row) -> order.<ObjectNode>set("country", row.get("country")))
+                .groupByKey(Grouped.with(Serdes.Bytes(), OBJECTS))
+                .windowedBy(TimeWindows.ofSizeAndGrace(Duration.ofMinutes(1), HOUR))
+                .aggregate(
+                    () -> 0L,
+                    (key, order, total) -> total + order.get("amount").asInt(),
+                    counts("sums")),
+            inWindows(60_000));
+      }
       case "joining_globally" ->
           write(
               records()
@@ -315,6 +357,9 @@ public final class KafkaStreamsBench {
             return null;
           });
       streams.start();
+      if (given.length > 7) {
+        Thread.currentThread().join();
+      }
       awaitEnd(admin, group, sources);
       System.out.println(System.currentTimeMillis() - FIRST.get());
     }

@@ -1,0 +1,46 @@
+"""A broker killed under a transaction that has its rows and its marker, and no commit yet."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from statestore.errors import CommitUnknown, Fenced, Unavailable
+from statestore.faults import CrashPoint
+from statestore.spark.writing import attempts
+from statestore.testing.local_kafka import LocalKafka
+from tests.kafka.writing_rig import Sink
+
+pytestmark = [pytest.mark.kafka, pytest.mark.thorough]
+DIVISION = {0: ["a1", "a2", "b1", "b2"], 1: ["c1"], 3: ["d1", "d2"]}
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[LocalKafka]:
+    with LocalKafka() as broker:
+        yield broker
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_broker_killed_between_marker_and_commit_loses_and_doubles_nothing(
+    kafka: LocalKafka, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, whole: bool
+) -> None:
+    sink = Sink(kafka, f"outage-{whole}").create()
+    killed = tmp_path / "killed"
+
+    def reach(point: CrashPoint) -> None:
+        if point is CrashPoint.WRITE_MARKED and not killed.exists():
+            killed.touch()
+            kafka.kill_broker(0)
+            kafka.start_broker(0)
+
+    monkeypatch.setattr(attempts, "reach", reach)
+    # Where the client gives up, Spark repeats the batch.
+    with suppress(Unavailable, CommitUnknown, Fenced):
+        sink.save(0, DIVISION, whole=whole)
+    assert killed.exists(), "the kill missed"
+    sink.save(0, DIVISION, whole=whole)
+    sink.save(1, {0: ["z"]}, whole=whole)
+    assert sink.read() == Counter([*(row for rows in DIVISION.values() for row in rows), "z"])
