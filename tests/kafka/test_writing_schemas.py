@@ -1,5 +1,6 @@
 """Rows of Spark with the serdes of a schema registry, with a real one and a real broker."""
 
+import pickle
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from statestore.errors import Misuse, RecordFailed, Unavailable
 from statestore.spark.writing import attempts
 from statestore.spark.writing.attempts import EncodedChunk
 from statestore.spark.writing.encoding import Encoder, check_columns, settle_schemas
+from statestore.spark.writing.kafka_sink import BatchWriter
 from statestore.spark.writing.markers import WritePart
 from statestore.spark.writing.write_options import WritePlan, plan_of
 from statestore.testing.local_kafka import LocalKafka
@@ -144,6 +146,17 @@ def test_a_schema_that_is_missing_or_lacks_a_field_is_refused_before_a_row_is_wr
     wide = pa.array([{"customer": "a", "cents": 5, "coupon": "x"}] * 3)
     with pytest.raises(Misuse, match="'coupon', which its Avro schema has not"):
         settle(plan(running, "narrow"), BATCH.set_column(1, "value", wide))
+
+
+def test_a_writer_whose_schema_was_refused_is_refused_again(
+    running: Registry, kafka: LocalKafka, request: pytest.FixtureRequest
+) -> None:
+    given = {"valueSerde": "avro", "valueSchema": ORDER, "schema_registry": running.url}
+    sink = Sink(kafka, name_of(request.node.name), given).create()
+    writer = BatchWriter(sink.plan, from_arrow_schema(BATCH.schema))
+    for _ in range(2):
+        with pytest.raises(Misuse, match=r"column 'value' for topic .*auto_register"):
+            pickle.dumps(writer)
 
 
 def test_topics_of_a_column_have_subjects_of_their_own_and_the_registry_is_asked_once_for_each(

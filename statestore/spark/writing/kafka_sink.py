@@ -92,8 +92,10 @@ class _Writing:
     def __getstate__(self) -> dict[str, Any]:
         if self._attempt is None:
             arm_from_environment()
-            self._attempt = begin(self.plan.output)
+            attempt = begin(self.plan.output)
             settle_schemas(self.plan, self._schema)
+            # Whoever asks again after a refusal is refused again.
+            self._attempt = attempt
         return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
