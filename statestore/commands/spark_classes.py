@@ -42,6 +42,10 @@ def spark_classes_command() -> None:
             made = Path(folder) / SPARK_CLASSES
             _make(made)
             made.replace(archive)
+    except subprocess.TimeoutExpired as error:
+        raise HostFailure(
+            f"spark-submit did not end within {_MAKING_S:.0f} s: call this while less else runs"
+        ) from error
     except OSError as error:
         raise HostFailure(
             f"cannot write {archive} ({error.strerror}): call this as the user who installed Spark"
