@@ -1,0 +1,307 @@
+"""Where partitions and coordinators are, and the connections of one client to them.
+
+`ClusterMap` is shared by all clients of a process and used by several threads: it keeps what the
+brokers told, and asks again when a client says that something has moved. `Links` are the
+connections of one client, used by one thread.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Collection, Iterable
+from time import monotonic
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from confluent_kafka import KafkaError
+from kafka.errors import for_code
+from kafka.protocol.metadata import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
+
+from statestore.errors import StateStoreError, Unavailable
+from statestore.kafka.error_codes import error_for
+from statestore.kafka.wire.connection import BrokerAddress, Connection, Disconnected
+from statestore.kafka.wire.security import Security
+from statestore.model.ids import TopicPartition
+from statestore.settings import Settings
+
+_T = TypeVar("_T")
+_METADATA_VERSION = 12
+_COORDINATOR_VERSION = 4
+_AGAIN_S = 0.02
+_AGAIN_MAX_S = 1.0
+# How long an unknown topic may still appear.
+_APPEARS_S = 3.0
+
+Role = Literal["consumer", "producer"]
+Kind = Literal["group", "transaction"]
+_KINDS: dict[Kind, int] = {"group": 0, "transaction": 1}
+
+
+class Leader(NamedTuple):
+    """The broker that leads a partition, since which epoch, and the id of its topic."""
+
+    node: int
+    epoch: int
+    topic_id: Any
+
+
+def is_passing(code: int) -> bool:
+    """Return whether a request that a broker answered with this error may succeed soon."""
+    return bool(for_code(code).retriable)
+
+
+def said(code: int) -> str:
+    """Return what an error of a broker means, for a message."""
+    return f"{KafkaError(code).str()} ({KafkaError(code).name()})"
+
+
+class Moving(Exception):
+    """A broker is not there, or not yet responsible: ask again soon. It says why."""
+
+
+class Retries:
+    """Waits between attempts, longer each time, up to a deadline."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._next_s = _AGAIN_S
+        self._never = threading.Event()
+
+    def is_over(self) -> bool:
+        """Return whether the time is up."""
+        return monotonic() >= self._deadline_s
+
+    def wait(self) -> bool:
+        """Wait before the next attempt; False, at once, if the time is up."""
+        left_s = self._deadline_s - monotonic()
+        if left_s <= 0:
+            return False
+        self._never.wait(min(self._next_s * random.uniform(0.8, 1.2), left_s))
+        self._next_s = min(self._next_s * 2, _AGAIN_MAX_S)
+        return True
+
+
+class ClusterMap:
+    """See the module. Its methods raise the errors of `ports`: Unavailable if nobody answers."""
+
+    def __init__(self, settings: Settings, role: Role) -> None:
+        """Read the settings; the first question connects."""
+        settings.require("bootstrap.servers")
+        config = settings.client_config(role)
+        self._servers = config["bootstrap.servers"]
+        self._bootstrap = [BrokerAddress.of(one) for one in self._servers.split(",") if one.strip()]
+        self._security = Security.of(config)
+        self._client_id = config.get("client.id", settings.application_id or "statestore")
+        self._timeout_s = settings.request_timeout_ms / 1000
+        self._lock = threading.Lock()
+        self._link: Connection | None = None
+        self._nodes: dict[int, BrokerAddress] = {}
+        self._leaders: dict[TopicPartition, Leader] = {}
+        self._counts: dict[str, int] = {}
+        self._topics: dict[Any, str] = {}
+        self._coordinators: dict[tuple[Kind, str], int] = {}
+
+    @property
+    def timeout_s(self) -> float:
+        """How long to wait for an answer of a broker."""
+        return self._timeout_s
+
+    def connect(self, node: int, deadline_s: float) -> Connection:
+        """Return a new connection to a broker; Disconnected if there is none."""
+        address = self._nodes.get(node)
+        if address is None:
+            raise Disconnected(f"broker {node} is not known")
+        return self._connect(address, deadline_s)
+
+    def has_transactions(self) -> bool:
+        """Return whether the cluster has KIP-890's transactions switched on."""
+        with self._lock:
+            return self._asked(
+                lambda link, _: link.has_transactions, "ask for features", self._deadline_s()
+            )
+
+    def leaders(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Leader]:
+        """Return who leads each of these partitions, as last told; it asks for those not known.
+
+        TopicMissing if a topic or partition does not exist; Unavailable if one has no leader.
+        """
+        wanted = list(tps)
+        with self._lock:
+            missing = sorted({tp.topic for tp in wanted if tp not in self._leaders})
+            if missing:
+                self._refresh(missing, wanted)
+            return {tp: self._leaders[tp] for tp in wanted}
+
+    def partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has; TopicMissing if there is none of that name."""
+        with self._lock:
+            if topic not in self._counts:
+                self._refresh([topic], [])
+            return self._counts[topic]
+
+    def topic_of(self, topic_id: Any) -> str | None:
+        """Return the name of a topic with that id, None if it is not known."""
+        return self._topics.get(topic_id)
+
+    def moved(self, tps: Collection[TopicPartition]) -> None:
+        """Forget the leaders of these partitions: a broker said that it is not theirs."""
+        with self._lock:
+            for tp in tps:
+                self._leaders.pop(tp, None)
+
+    def coordinator(self, kind: Kind, key: str) -> int:
+        """Return the broker that coordinates a group or a transactional id."""
+        with self._lock:
+            found = self._coordinators.get((kind, key))
+            if found is None:
+                deadline_s = self._deadline_s()
+                found = self._asked(
+                    lambda link, until_s: self._look_up(link, kind, key, until_s),
+                    f"find the coordinator of {kind} {key}",
+                    deadline_s,
+                )
+                self._coordinators[kind, key] = found
+            return found
+
+    def coordinator_moved(self, kind: Kind, key: str) -> None:
+        """Forget the coordinator: it said that it is not, or did not answer."""
+        with self._lock:
+            self._coordinators.pop((kind, key), None)
+
+    def unanswered(self, doing: str, since_s: float, why: object = "") -> StateStoreError:
+        """Return the error for a call that began at `since_s` and got no answer."""
+        told = f" ({why})" if why else ""
+        return Unavailable(
+            f"could not {doing}: {self._servers} did not answer for "
+            f"{round(monotonic() - since_s, 1):g} s{told}: are the brokers up and reachable?"
+        )
+
+    def close(self) -> None:
+        """Close the connection of the questions; the next question makes one."""
+        with self._lock:
+            if self._link is not None:
+                self._link.close()
+                self._link = None
+
+    def _deadline_s(self) -> float:
+        return monotonic() + self._timeout_s
+
+    def _connect(self, address: BrokerAddress, deadline_s: float) -> Connection:
+        return Connection(address, self._security, client_id=self._client_id, deadline_s=deadline_s)
+
+    def _asked(self, ask: Callable[[Connection, float], _T], doing: str, deadline_s: float) -> _T:
+        """Ask any broker, and others until the deadline if it does not answer."""
+        since_s, retries, why = monotonic(), Retries(deadline_s), ""
+        while True:
+            try:
+                if self._link is None:
+                    self._link = self._any_link(deadline_s)
+                return ask(self._link, deadline_s)
+            except (Disconnected, Moving) as failure:
+                why = str(failure)
+                if isinstance(failure, Disconnected) and self._link is not None:
+                    self._link.close()
+                    self._link = None
+            if not retries.wait():
+                raise self.unanswered(doing, since_s, why)
+
+    def _any_link(self, deadline_s: float) -> Connection:
+        places = [*self._nodes.values(), *self._bootstrap]
+        places = list(dict.fromkeys(random.sample(places, len(places))))
+        failure: Disconnected | None = None
+        for at, place in enumerate(places):
+            # One that does not answer leaves time for the others.
+            share_s = (deadline_s - monotonic()) / (len(places) - at)
+            try:
+                return self._connect(place, monotonic() + share_s)
+            except Disconnected as refused:
+                failure = refused
+        raise failure or Disconnected("no broker is known")
+
+    def _refresh(self, topics: list[str], wanted: list[TopicPartition]) -> None:
+        """Ask for these topics until each of the partitions has a leader."""
+        appears_s = monotonic() + min(_APPEARS_S, self._timeout_s)
+
+        def ask(link: Connection, deadline_s: float) -> None:
+            found = self._metadata(link, topics, deadline_s)
+            for topic in found.topics:
+                if topic.error_code:
+                    is_unknown = topic.error_code == KafkaError.UNKNOWN_TOPIC_OR_PART
+                    if monotonic() < appears_s if is_unknown else is_passing(topic.error_code):
+                        raise Moving(f"topic {topic.name}: {said(topic.error_code)}")
+                    doing = f"find the partitions of {topic.name}"
+                    raise error_for(KafkaError(topic.error_code), doing)
+            for tp in wanted:
+                if tp in self._leaders or tp.topic not in topics:
+                    continue
+                if self._counts[tp.topic] <= tp.partition and monotonic() >= appears_s:
+                    raise error_for(
+                        KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), f"find partition {tp}"
+                    )
+                raise Moving(f"{tp} has no leader")
+
+        self._asked(ask, f"find the partitions of {', '.join(topics)}", self._deadline_s())
+
+    def _metadata(self, link: Connection, topics: list[str], deadline_s: float) -> Any:
+        kind = MetadataRequest.MetadataRequestTopic
+        asked = MetadataRequest(
+            version=link.version(MetadataRequest, _METADATA_VERSION),
+            topics=[kind(name=topic) for topic in topics],
+            allow_auto_topic_creation=False,
+        )
+        found = link.ask(asked, MetadataResponse, deadline_s=deadline_s)
+        self._nodes = {one.node_id: BrokerAddress(one.host, one.port) for one in found.brokers}
+        for topic in found.topics:
+            if topic.error_code:
+                continue
+            self._topics[topic.topic_id] = topic.name
+            self._counts[topic.name] = len(topic.partitions)
+            for one in topic.partitions:
+                if one.leader_id >= 0:
+                    tp = TopicPartition(topic.name, one.partition_index)
+                    self._leaders[tp] = Leader(one.leader_id, one.leader_epoch, topic.topic_id)
+        return found
+
+    def _look_up(self, link: Connection, kind: Kind, key: str, deadline_s: float) -> int:
+        asked = FindCoordinatorRequest(
+            version=link.version(FindCoordinatorRequest, _COORDINATOR_VERSION),
+            key_type=_KINDS[kind],
+            coordinator_keys=[key],
+        )
+        (found,) = link.ask(asked, FindCoordinatorResponse, deadline_s=deadline_s).coordinators
+        if found.error_code:
+            if is_passing(found.error_code):
+                raise Moving(f"coordinator of {key}: {said(found.error_code)}")
+            doing = f"find the coordinator of {kind} {key}"
+            raise error_for(KafkaError(found.error_code), doing)
+        self._nodes[found.node_id] = BrokerAddress(found.host, found.port)
+        return int(found.node_id)
+
+
+class Links:
+    """The connections of one client, one to each broker that it needs; see the module."""
+
+    def __init__(self, cluster: ClusterMap) -> None:
+        self._cluster = cluster
+        self._open: dict[int, Connection] = {}
+
+    def to(self, node: int, deadline_s: float) -> Connection:
+        """Return the connection to a broker, which is made if there is none; or Disconnected."""
+        link = self._open.get(node)
+        if link is None or link.fileno() < 0:
+            link = self._open[node] = self._cluster.connect(node, deadline_s)
+        return link
+
+    def drop(self, node: int) -> None:
+        """Close the connection to a broker; what was asked on it has no answer."""
+        link = self._open.pop(node, None)
+        if link is not None:
+            link.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for node in list(self._open):
+            self.drop(node)
