@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv what requirements/lock.txt says, after checking Python, Java, Maven and make.
 #
-# Root gets missing programs by apt; anybody else gets one message that names them. If the files that decide the
+# Root gets missing programs by apt; anybody else gets one message that names them. A C compiler is not needed, but
+# without one the codec of Kafka's records is left out (docs/adr/0047). If the files that decide the
 # environment have not changed since the last complete set-up, nothing is done. Two set-ups at once take turns.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -9,7 +10,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly VENV=.venv
 readonly MARKER=$VENV/.set-up
 readonly SECONDS_FILE=$VENV/.set-up-seconds
-readonly DECISIVE=(requirements/lock.txt requirements/uv.txt pyproject.toml statestore/testing/kafka.pom.xml scripts/setup.sh)
+readonly DECISIVE=(requirements/lock.txt requirements/uv.txt pyproject.toml statestore/testing/kafka.pom.xml scripts/setup.sh
+    statestore/kafka/wire/*.[ch])
 readonly JAVA_LEAST=17
 
 say() { printf 'set-up: %s\n' "$*"; }
@@ -25,6 +27,7 @@ main() {
     if command -v flock >/dev/null; then flock 9; fi
     local began=$SECONDS
     require_programs
+    offer_compiler
     local wanted
     wanted=$(fingerprint)
     if [[ -x $VENV/bin/python && $(cat "$MARKER" 2>/dev/null) == "$wanted" ]]; then
@@ -61,6 +64,19 @@ missing_programs() {
     (($(java_version) >= JAVA_LEAST)) || echo "java-$JAVA_LEAST"
     command -v mvn >/dev/null || echo maven
     command -v make >/dev/null || echo make
+}
+
+offer_compiler() {
+    if ! can_compile && [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+        (apt_install gcc libc6-dev python3.11-dev) || true
+        hash -r
+    fi
+    can_compile || say "no C compiler, or no Python.h (Debian: gcc, python3.11-dev): Kafka is read through librdkafka only"
+}
+
+can_compile() {
+    command -v cc >/dev/null &&
+        "$(find_python)" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 }
 
 packages_of() {
@@ -102,7 +118,7 @@ java_version() {
 
 # The folder counts: a virtual environment cannot be moved.
 fingerprint() {
-    { pwd && "$(find_python)" --version && cat "${DECISIVE[@]}"; } | sha256sum | cut -d' ' -f1
+    { pwd && "$(find_python)" --version && { can_compile && echo compiled || echo plain; } && cat "${DECISIVE[@]}"; } | sha256sum | cut -d' ' -f1
 }
 
 install_environment() {

@@ -23,6 +23,7 @@
     ├── TopologyMismatch                    3  fail         state on disk is of another topology
     ├── Fenced                              4  fail         a newer owner took over
     ├── RecordFailed                        5  fail         a record cannot be processed
+    │   └── MalformedRecords                                a broker's bytes are no record batches
     ├── Locked                              6  retry later  another process owns it
     ├── Unavailable                         7  retry        a broker or peer did not answer in time
     ├── HostFailure                         8  retry        this machine: disk, program missing
@@ -75,6 +76,7 @@ __all__ = [
     "InvalidSetting",
     "InvalidTopology",
     "Locked",
+    "MalformedRecords",
     "Misuse",
     "NotAuthorized",
     "NotChecked",
@@ -218,6 +220,10 @@ class RecordFailed(StateStoreError):
     action = Action.FAIL
     at: int | None = None
     """The index of the failed record among those sent together; None if it is not known."""
+
+
+class MalformedRecords(RecordFailed):
+    """What a broker sent is no record batch: it is damaged, or of a format that is not known."""
 
 
 ABOUT_A_RECORD = (SerdeMismatch, RecordFailed)

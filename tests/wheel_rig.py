@@ -60,9 +60,8 @@ def copy_sources(folder: Path) -> None:
     folder.mkdir()
     for name in _SOURCES:
         shutil.copy(ROOT / name, folder)
-    shutil.copytree(
-        ROOT / "statestore", folder / "statestore", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    left_out = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(ROOT / "statestore", folder / "statestore", ignore=left_out)
 
 
 def installed(

@@ -15,6 +15,7 @@ from statestore.errors import HostFailure
 from tests.builders import ROOT
 
 EPOCH = 1_700_000_000
+EXTENSION = "statestore/kafka/wire/_records.abi3.so"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,9 @@ def test_the_source_distribution_has_the_tracked_files_and_one_time(
 def test_the_wheel_has_what_its_source_has(files: tuple[Path, Path]) -> None:
     with ZipFile(files[1]) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == set(output("git", "ls-files", "statestore").splitlines())
+    sources = set(output("git", "ls-files", "statestore").splitlines())
+    assert names == {name for name in sources if not name.endswith((".c", ".h"))} | {EXTENSION}
+    assert files[1].name.startswith(f"statestore-{__version__}-cp311-abi3-")
 
 
 def test_metadata_and_long_description_are_in_order(files: tuple[Path, Path]) -> None:
