@@ -274,7 +274,7 @@ def test_every_module_of_the_library_is_used() -> None:
     dead = [
         name
         for name in modules("statestore")
-        if Path(name).stem != "__init__" and name.removesuffix(".py").replace("/", ".") not in used
+        if Path(name).stem != "__init__" and ".".join(Path(name).with_suffix("").parts) not in used
     ]
     assert dead == []
 
