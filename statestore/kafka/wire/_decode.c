@@ -1,13 +1,9 @@
-/* From a record set, as a Fetch answer or a log segment has it, to lists of Python objects.
+/* Reads a record set as a Fetch answer or a log segment has it.
 
    Nothing of the input is trusted: every length is compared with what is left before it is used,
    and every number is read once. What does not fit is an error that names the batch. */
 
 #include "_records.h"
-
-typedef struct {
-    const uint8_t *at, *end;
-} cursor;
 
 typedef struct {
     int64_t base_offset, base_timestamp, max_timestamp, producer_id;
@@ -17,26 +13,16 @@ typedef struct {
 } batch;
 
 typedef struct {
-    const uint8_t *key, *value; /* NULL: null */
-    int32_t key_bytes, value_bytes, headers;
-    int64_t timestamp, offset;
-    cursor rest; /* the headers */
-} record;
-
-typedef struct {
     PyObject *source;     /* the object whose bytes are decoded */
     PyObject *decompress; /* called with codec, payload and offset */
     PyObject *malformed;  /* the class of errors */
-    int64_t start, next_offset, limit, bytes;
+    int64_t start, next_offset, limit;
     int check_crc;
     const uint8_t *data;
     /* Aborted transactions by first offset, and which producers are in one now. */
     int64_t *aborted, *dead;
     Py_ssize_t aborted_count, aborted_seen, dead_count;
-    /* The records so far. */
-    PyObject *keys, *values, *timestamps, *headers;
-    int64_t *offsets;
-    Py_ssize_t count, room;
+    gathered all;
 } decoding;
 
 static int refuse(const decoding *d, int64_t offset, const char *what)
@@ -75,17 +61,20 @@ static inline int read_int(cursor *c, int32_t *read)
 }
 
 /* A length and as many bytes; a length of -1 is null where that is allowed. */
-static inline int read_bytes(cursor *c, const uint8_t **read, int32_t *size, int nullable)
+static inline int read_piece(cursor *c, piece *read, int nullable)
 {
-    if (!read_int(c, size) || *size < (nullable ? -1 : 0) || *size > c->end - c->at)
+    int32_t size;
+    if (!read_int(c, &size) || size < (nullable ? -1 : 0) || size > c->end - c->at)
         return 0;
-    *read = *size < 0 ? NULL : c->at;
-    *size = *size < 0 ? 0 : *size;
-    c->at += *size;
+    read->data = size < 0 ? NULL : c->at;
+    read->size = size < 0 ? 0 : size;
+    c->at += read->size;
     return 1;
 }
 
-static inline int read_record(const decoding *d, const batch *b, cursor *c, record *r)
+/* Read a record but its headers: how many there are, and where. */
+static inline int read_record(const decoding *d, const batch *b, cursor *c, record *r,
+                              int32_t *headers, cursor *rest)
 {
     int32_t size, delta;
     int64_t time_delta;
@@ -97,134 +86,89 @@ static inline int read_record(const decoding *d, const batch *b, cursor *c, reco
         return refuse(d, b->base_offset, "a record has a number that does not end");
     if (delta < 0 || delta > b->last_delta)
         return refuse(d, b->base_offset, "a record has an offset outside its batch");
-    if (!read_bytes(&in, &r->key, &r->key_bytes, 1))
+    if (!read_piece(&in, &r->key, 1))
         return refuse(d, b->base_offset, "the length of a key does not fit");
-    if (!read_bytes(&in, &r->value, &r->value_bytes, 1))
+    if (!read_piece(&in, &r->value, 1))
         return refuse(d, b->base_offset, "the length of a value does not fit");
-    if (!read_int(&in, &r->headers) || r->headers < 0 || r->headers > (in.end - in.at) / 2)
+    /* A header has two lengths at least. */
+    if (!read_int(&in, headers) || *headers < 0 || *headers > (in.end - in.at) / 2)
         return refuse(d, b->base_offset, "the number of headers does not fit");
-    if (!r->headers && in.at != in.end)
+    if (!*headers && in.at != in.end)
         return refuse(d, b->base_offset, "a record is longer than its fields");
     r->timestamp = b->attributes & LOG_APPEND_TIME
                        ? b->max_timestamp
                        : (int64_t)((uint64_t)b->base_timestamp + (uint64_t)time_delta);
     r->offset = b->base_offset + delta;
-    r->rest = in;
+    *rest = in;
     return 0;
 }
 
-static PyObject *bytes_or_none(const uint8_t *data, int32_t size)
+static PyObject *header_of(const piece *name, const piece *value)
 {
-    if (data != NULL)
-        return PyBytes_FromStringAndSize((const char *)data, size);
-    Py_INCREF(Py_None);
-    return Py_None;
+    /* What is not UTF-8 is replaced, as Java does. */
+    PyObject *text = PyUnicode_DecodeUTF8((const char *)name->data, name->size, "replace");
+    PyObject *content = Py_None, *pair = NULL;
+    if (value->data != NULL)
+        content = PyBytes_FromStringAndSize((const char *)value->data, value->size);
+    else
+        Py_INCREF(content);
+    if (text != NULL && content != NULL)
+        pair = PyTuple_Pack(2, text, content);
+    Py_XDECREF(text);
+    Py_XDECREF(content);
+    return pair;
 }
 
-static int append(PyObject *list, PyObject *item)
+/* The headers of a record as a tuple of pairs. */
+static PyObject *read_headers(decoding *d, const batch *b, int32_t count, cursor *c)
 {
-    if (item == NULL)
-        return -1;
-    int failed = PyList_Append(list, item);
-    Py_DECREF(item);
-    return failed;
-}
-
-/* The headers of a record as a tuple of pairs. A name that is not UTF-8 is read as Java reads it,
-   with a replacement for what cannot be. */
-static PyObject *headers_of(const decoding *d, const batch *b, record *r)
-{
-    PyObject *made = PyTuple_New(r->headers);
-    for (int32_t i = 0; made != NULL && i < r->headers; i++) {
-        const uint8_t *name, *value;
-        int32_t name_bytes, value_bytes;
-        if (!read_bytes(&r->rest, &name, &name_bytes, 0) ||
-            !read_bytes(&r->rest, &value, &value_bytes, 1)) {
+    PyObject *made = PyTuple_New(count);
+    for (int32_t i = 0; made != NULL && i < count; i++) {
+        piece name, value;
+        PyObject *pair = NULL;
+        if (!read_piece(c, &name, 0) || !read_piece(c, &value, 1))
             refuse(d, b->base_offset, "the length of a header does not fit");
-            Py_CLEAR(made);
-            break;
-        }
-        PyObject *text = PyUnicode_DecodeUTF8((const char *)name, name_bytes, "replace");
-        PyObject *content = text == NULL ? NULL : bytes_or_none(value, value_bytes);
-        PyObject *pair = content == NULL ? NULL : PyTuple_Pack(2, text, content);
-        Py_XDECREF(text);
-        Py_XDECREF(content);
+        else
+            pair = header_of(&name, &value);
         if (pair == NULL || PyTuple_SetItem(made, i, pair) < 0)
             Py_CLEAR(made);
+        else
+            d->all.bytes += name.size + value.size;
     }
-    if (made != NULL && r->rest.at != r->rest.end) {
+    if (made != NULL && c->at != c->end) {
         refuse(d, b->base_offset, "a record is longer than its fields");
         Py_CLEAR(made);
     }
     return made;
 }
 
-/* The list of headers begins with the first record that has any. */
-static int add_headers(decoding *d, const batch *b, record *r)
-{
-    if (d->headers == NULL) {
-        if (!r->headers)
-            return 0;
-        d->headers = PyList_New(0);
-        for (Py_ssize_t i = 0; d->headers != NULL && i < d->count; i++)
-            if (append(d->headers, PyTuple_New(0)) < 0)
-                return -1;
-        if (d->headers == NULL)
-            return -1;
-    }
-    const uint8_t *before = r->rest.at;
-    if (append(d->headers, headers_of(d, b, r)) < 0)
-        return -1;
-    d->bytes += r->rest.at - before;
-    return 0;
-}
-
-static int make_room(decoding *d)
-{
-    if (d->count < d->room)
-        return 0;
-    Py_ssize_t room = d->room ? 2 * d->room : 1024;
-    int64_t *moved = PyMem_Realloc(d->offsets, (size_t)room * sizeof *moved);
-    if (moved == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    d->offsets = moved;
-    d->room = room;
-    return 0;
-}
-
-static inline int add(decoding *d, const batch *b, record *r)
-{
-    if (make_room(d) < 0 || add_headers(d, b, r) < 0 ||
-        append(d->keys, bytes_or_none(r->key, r->key_bytes)) < 0 ||
-        append(d->values, bytes_or_none(r->value, r->value_bytes)) < 0 ||
-        append(d->timestamps, PyLong_FromLongLong(r->timestamp)) < 0)
-        return -1;
-    d->offsets[d->count++] = r->offset;
-    d->bytes += r->key_bytes + r->value_bytes;
-    return 0;
-}
-
 /* Add the records of a batch from `start` on; 1 if the limit ended that, -1 for an error. */
 static int add_records(decoding *d, const batch *b, const uint8_t *data, Py_ssize_t size)
 {
-    cursor c = {data, data + size};
+    cursor c = {data, data + size}, rest;
     if (b->count > size / RECORD_BYTES_MIN)
         return refuse(d, b->base_offset, "it has more records than bytes for them");
+    if (gather_room(&d->all, b->count, size) < 0)
+        return -1;
     int64_t last = b->base_offset - 1;
     for (int32_t i = 0; i < b->count; i++) {
         record r;
-        if (d->count >= d->limit) {
+        int32_t headers;
+        if (d->all.count >= d->limit) {
             d->next_offset = last + 1 > d->start ? last + 1 : d->start;
             return 1;
         }
-        if (read_record(d, b, &c, &r) < 0)
+        if (read_record(d, b, &c, &r, &headers, &rest) < 0)
             return -1;
         if (r.offset <= last)
             return refuse(d, b->base_offset, "offsets of records do not rise");
         last = r.offset;
-        if (r.offset >= d->start && add(d, b, &r) < 0)
+        if (r.offset < d->start)
+            continue;
+        PyObject *pairs = NULL;
+        if (headers && (pairs = read_headers(d, b, headers, &rest)) == NULL)
+            return -1;
+        if (gather_add(&d->all, &r, pairs) < 0)
             return -1;
     }
     if (c.at != c.end)
@@ -235,15 +179,16 @@ static int add_records(decoding *d, const batch *b, const uint8_t *data, Py_ssiz
 /* Whether a control batch ends a transaction as aborted; an empty one does not. */
 static int is_abort(const decoding *d, const batch *b, const uint8_t *data, Py_ssize_t size)
 {
-    cursor c = {data, data + size};
+    cursor c = {data, data + size}, rest;
     record r;
+    int32_t headers;
     if (!b->count)
         return 0;
-    if (read_record(d, b, &c, &r) < 0)
+    if (read_record(d, b, &c, &r, &headers, &rest) < 0)
         return -1;
-    if (r.key == NULL || r.key_bytes < 4)
+    if (r.key.size < 4)
         return refuse(d, b->base_offset, "its marker has no type");
-    return load16(r.key + 2) == 0;
+    return load16(r.key.data + 2) == 0;
 }
 
 typedef int (*reader)(decoding *, const batch *, const uint8_t *, Py_ssize_t);
@@ -350,7 +295,7 @@ static int decode_set(decoding *d, Py_ssize_t size)
 {
     const uint8_t *p = d->data, *end = p + size;
     int64_t floor = 0; /* where the batch before ended */
-    while (end - p >= AT_LEADER_EPOCH && d->count < d->limit) {
+    while (end - p >= AT_LEADER_EPOCH && d->all.count < d->limit) {
         batch b;
         int32_t length = (int32_t)load32(p + AT_LENGTH);
         if (length < 0)
@@ -382,23 +327,6 @@ static int decode_set(decoding *d, Py_ssize_t size)
     return 0;
 }
 
-/* A range if no offset is missing, else a list. */
-static PyObject *offsets_of(const decoding *d)
-{
-    int64_t first = d->count ? d->offsets[0] : d->start;
-    int64_t last = d->count ? d->offsets[d->count - 1] : first - 1;
-    if (last - first + 1 == d->count)
-        return PyObject_CallFunction((PyObject *)&PyRange_Type, "LL", (long long)first,
-                                     (long long)last + 1);
-    PyObject *made = PyList_New(d->count);
-    for (Py_ssize_t i = 0; made != NULL && i < d->count; i++) {
-        PyObject *offset = PyLong_FromLongLong(d->offsets[i]);
-        if (offset == NULL || PyList_SetItem(made, i, offset) < 0)
-            Py_CLEAR(made);
-    }
-    return made;
-}
-
 /* Pairs of producer id and first offset, which rise. */
 static int take_aborted(decoding *d, PyObject *pairs)
 {
@@ -427,37 +355,28 @@ static int take_aborted(decoding *d, PyObject *pairs)
     return 0;
 }
 
-/* decode(data, start, aborted, check_crc, limit, decompress, malformed) */
+/* decode(data, start, aborted, check_crc, limit, decompress, malformed, as_columns) */
 PyObject *records_decode(PyObject *module, PyObject *arguments)
 {
     decoding d = {0};
-    PyObject *pairs, *made = NULL, *offsets;
+    PyObject *pairs, *made = NULL;
     Py_buffer view;
     long long start, limit;
+    int as_columns;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "OLO!pLOO", &d.source, &start, &PyList_Type, &pairs,
-                          &d.check_crc, &limit, &d.decompress, &d.malformed))
+    if (!PyArg_ParseTuple(arguments, "OLO!pLOOp", &d.source, &start, &PyList_Type, &pairs,
+                          &d.check_crc, &limit, &d.decompress, &d.malformed, &as_columns))
         return NULL;
     if (PyObject_GetBuffer(d.source, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     d.data = view.buf;
     d.start = d.next_offset = start;
     d.limit = limit < 0 ? INT64_MAX : limit;
-    d.keys = PyList_New(0);
-    d.values = PyList_New(0);
-    d.timestamps = PyList_New(0);
-    if (d.keys != NULL && d.values != NULL && d.timestamps != NULL &&
-        take_aborted(&d, pairs) == 0 && decode_set(&d, view.len) == 0 &&
-        (offsets = offsets_of(&d)) != NULL)
-        made = Py_BuildValue("(OOONOLL)", d.keys, d.values, d.timestamps, offsets,
-                             d.headers == NULL ? Py_None : d.headers, (long long)d.next_offset,
-                             (long long)d.bytes);
+    if (gather_begin(&d.all, as_columns) == 0 && take_aborted(&d, pairs) == 0 &&
+        decode_set(&d, view.len) == 0)
+        made = gather_result(&d.all, d.start, d.next_offset);
+    gather_end(&d.all);
     PyBuffer_Release(&view);
-    Py_XDECREF(d.keys);
-    Py_XDECREF(d.values);
-    Py_XDECREF(d.timestamps);
-    Py_XDECREF(d.headers);
-    PyMem_Free(d.offsets);
     PyMem_Free(d.aborted);
     PyMem_Free(d.dead);
     return made;

@@ -1,4 +1,4 @@
-/* From lists of Python objects to one record batch, and what a sender asks of its rows before. */
+/* Writes rows as one record batch, and answers what a sender asks of its rows before. */
 
 #include "_records.h"
 
@@ -7,16 +7,18 @@
    time and offset, and the number of headers. */
 #define RECORD_OVERHEAD_MAX (5 + 1 + 10 + 5 + 5)
 
+/* Where times are taken from: a list, or numbers of 64 bits. */
 typedef struct {
-    const uint8_t *data; /* NULL: null */
-    Py_ssize_t size;
-} piece;
+    PyObject *list;
+    const uint8_t *numbers;
+    Py_buffer view;
+} times;
 
 typedef struct {
-    PyObject *array; /* a bytearray, which can grow */
-    uint8_t *begin;
-    Py_ssize_t used, room;
-} growing;
+    pieces keys, values;
+    times timestamps;
+    PyObject *headers; /* NULL: no record has any */
+} rows;
 
 typedef struct {
     Py_ssize_t count;
@@ -61,27 +63,6 @@ static inline uint8_t *write_piece(uint8_t *p, const piece *it)
     return p + it->size;
 }
 
-static inline int take_bytes(PyObject *given, piece *taken)
-{
-    if (given == Py_None) {
-        taken->data = NULL;
-        taken->size = 0;
-        return 0;
-    }
-    if (given == NULL || !PyBytes_Check(given)) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "keys, values and those of headers are bytes or None");
-        return -1;
-    }
-    taken->data = (const uint8_t *)PyBytes_AsString(given);
-    taken->size = PyBytes_Size(given);
-    if (taken->size > BATCH_BYTES_MAX) {
-        PyErr_SetString(PyExc_ValueError, "a key or value of 2 GiB or more fits no batch");
-        return -1;
-    }
-    return 0;
-}
-
 static int take_header(PyObject *pair, piece *name, piece *value)
 {
     PyObject *text;
@@ -94,11 +75,18 @@ static int take_header(PyObject *pair, piece *name, piece *value)
     name->data = (const uint8_t *)PyUnicode_AsUTF8AndSize(text, &name->size);
     if (name->data == NULL)
         return -1;
-    if (name->size > BATCH_BYTES_MAX) {
-        PyErr_SetString(PyExc_ValueError, "a name of 2 GiB or more fits no batch");
+    return take_bytes(PyTuple_GetItem(pair, 1), value);
+}
+
+/* Sums of sizes that a batch can have. */
+static int add_up(Py_ssize_t *sum, Py_ssize_t more)
+{
+    if (more > BATCH_BYTES_MAX - *sum) {
+        PyErr_SetString(PyExc_ValueError, "a record of 2 GiB or more fits no batch");
         return -1;
     }
-    return take_bytes(PyTuple_GetItem(pair, 1), value);
+    *sum += more;
+    return 0;
 }
 
 /* How many headers a row has, and their bytes without that number; -1 for an error. */
@@ -120,47 +108,20 @@ static Py_ssize_t size_headers(PyObject *headers, Py_ssize_t row, PyObject **tak
         piece name, value;
         if (take_header(PyTuple_GetItem(*taken, i), &name, &value) < 0)
             return -1;
-        *bytes += piece_bytes(&name) + piece_bytes(&value);
-        if (*bytes > BATCH_BYTES_MAX) {
-            PyErr_SetString(PyExc_ValueError, "headers of 2 GiB or more fit no batch");
+        if (add_up(bytes, piece_bytes(&name)) < 0 || add_up(bytes, piece_bytes(&value)) < 0)
             return -1;
-        }
     }
     return count;
-}
-
-/* Room for so many bytes more; the whole is never larger than a batch can be. */
-static int reserve(growing *it, Py_ssize_t more)
-{
-    if (more <= it->room - it->used)
-        return 0;
-    if (more > BATCH_BYTES_MAX - it->used) {
-        PyErr_SetString(PyExc_ValueError, "a batch cannot have 2 GiB or more");
-        return -1;
-    }
-    Py_ssize_t wanted = it->used + more;
-    Py_ssize_t room = wanted > BATCH_BYTES_MAX / 2 ? BATCH_BYTES_MAX : 2 * wanted;
-    if (it->array == NULL)
-        it->array = PyByteArray_FromStringAndSize(NULL, room);
-    else if (PyByteArray_Resize(it->array, room) < 0)
-        return -1;
-    if (it->array == NULL)
-        return -1;
-    it->begin = (uint8_t *)PyByteArray_AsString(it->array);
-    it->room = room;
-    return 0;
 }
 
 static int write_row(growing *it, int32_t row, int64_t time_delta, const piece *key,
                      const piece *value, PyObject *headers)
 {
     PyObject *own;
-    Py_ssize_t bytes, count = size_headers(headers, row, &own, &bytes);
-    if (count < 0)
-        return -1;
-    Py_ssize_t body = 1 + long_bytes(time_delta) + long_bytes(row) + piece_bytes(key) +
-                      piece_bytes(value) + long_bytes(count) + bytes;
-    if (reserve(it, body + 5) < 0)
+    Py_ssize_t body, count = size_headers(headers, row, &own, &body);
+    if (count < 0 || add_up(&body, piece_bytes(key)) < 0 || add_up(&body, piece_bytes(value)) < 0 ||
+        add_up(&body, 1 + long_bytes(time_delta) + long_bytes(row) + long_bytes(count)) < 0 ||
+        grow(it, body + 5, BATCH_BYTES_MAX) < 0)
         return -1;
     uint8_t *p = write_long(it->begin + it->used, body);
     *p++ = 0;
@@ -180,12 +141,16 @@ static int write_row(growing *it, int32_t row, int64_t time_delta, const piece *
     return 0;
 }
 
-static int take_time(PyObject *times, Py_ssize_t row, int64_t *taken)
+static int take_time(const times *from, Py_ssize_t row, int64_t *taken)
 {
-    PyObject *given = PyList_GetItem(times, row);
+    if (from->list == NULL) {
+        *taken = number_at(from->numbers, row);
+        return 0;
+    }
+    PyObject *given = PyList_GetItem(from->list, row);
     if (given == NULL)
         return -1;
-    /* A number whose class has a method of its own could change the lists meanwhile. */
+    /* Only a whole number: an object that converts itself could change the lists meanwhile. */
     if (!PyLong_Check(given)) {
         PyErr_SetString(PyExc_TypeError, "timestamps are whole numbers");
         return -1;
@@ -195,21 +160,20 @@ static int take_time(PyObject *times, Py_ssize_t row, int64_t *taken)
 }
 
 /* Write the rows behind the place of the head, and note the first time and the latest. */
-static int write_rows(growing *it, PyObject *keys, PyObject *values, PyObject *times,
-                      PyObject *headers, head *h)
+static int write_rows(growing *it, const rows *from, head *h)
 {
     for (Py_ssize_t row = 0; row < h->count; row++) {
         piece key, value;
         int64_t time;
-        if (take_bytes(PyList_GetItem(keys, row), &key) < 0 ||
-            take_bytes(PyList_GetItem(values, row), &value) < 0 || take_time(times, row, &time) < 0)
+        if (take_piece(&from->keys, row, &key) < 0 || take_piece(&from->values, row, &value) < 0 ||
+            take_time(&from->timestamps, row, &time) < 0)
             return -1;
         if (!row)
             h->first_time = h->latest = time;
         if (time > h->latest)
             h->latest = time;
         int64_t delta = (int64_t)((uint64_t)time - (uint64_t)h->first_time);
-        if (write_row(it, (int32_t)row, delta, &key, &value, headers) < 0)
+        if (write_row(it, (int32_t)row, delta, &key, &value, from->headers) < 0)
             return -1;
     }
     return 0;
@@ -260,53 +224,68 @@ static PyObject *compressed(const growing *it, const head *h, PyObject *compress
     return made;
 }
 
-static int of_one_length(PyObject *keys, PyObject *values, PyObject *headers)
+/* Open keys, values and headers, which have one length; `close_rows` has to follow. */
+static int open_rows(rows *it, PyObject *keys, PyObject *values, PyObject *headers)
 {
-    Py_ssize_t count = PyList_Size(keys);
-    if (PyList_Size(values) == count && (headers == NULL || PyList_Size(headers) == count))
-        return 1;
-    PyErr_SetString(PyExc_ValueError, "columns differ in length");
+    memset(it, 0, sizeof *it);
+    if (open_pieces(keys, &it->keys) < 0 || open_pieces(values, &it->values) < 0)
+        return -1;
+    it->headers = headers == Py_None ? NULL : headers;
+    if (it->headers != NULL && !PyList_Check(headers)) {
+        PyErr_SetString(PyExc_TypeError, "headers are a list or None");
+        return -1;
+    }
+    if (it->keys.count != it->values.count ||
+        (it->headers != NULL && PyList_Size(headers) != it->keys.count)) {
+        PyErr_SetString(PyExc_ValueError, "columns differ in length");
+        return -1;
+    }
     return 0;
 }
 
-static int take_headers(PyObject **headers)
+static int open_times(rows *it, PyObject *given)
 {
-    if (*headers == Py_None)
-        *headers = NULL;
-    if (*headers == NULL || PyList_Check(*headers))
+    Py_ssize_t count;
+    if (PyList_Check(given)) {
+        it->timestamps.list = given;
+        count = PyList_Size(given);
+    } else {
+        if (PyObject_GetBuffer(given, &it->timestamps.view, PyBUF_SIMPLE) < 0)
+            return -1;
+        it->timestamps.numbers = it->timestamps.view.buf;
+        count = it->timestamps.view.len / (Py_ssize_t)sizeof(int64_t);
+    }
+    if (count == it->keys.count)
         return 0;
-    PyErr_SetString(PyExc_TypeError, "headers are a list or None");
+    PyErr_SetString(PyExc_ValueError, "columns differ in length");
     return -1;
 }
 
-/* encode(keys, values, timestamps, headers, producer_id, producer_epoch, base_sequence, attributes,
-   compress) */
-PyObject *records_encode(PyObject *module, PyObject *arguments)
+static void close_rows(rows *it)
 {
-    PyObject *keys, *values, *times, *headers, *compress, *made = NULL;
+    close_pieces(&it->keys);
+    close_pieces(&it->values);
+    if (it->timestamps.view.obj != NULL)
+        PyBuffer_Release(&it->timestamps.view);
+}
+
+static PyObject *encoded(const rows *from, head *h, PyObject *compress)
+{
     growing it = {NULL, NULL, 0, 0};
-    head h = {0};
-    (void)module;
-    if (!PyArg_ParseTuple(arguments, "O!O!O!OLiiiO", &PyList_Type, &keys, &PyList_Type, &values,
-                          &PyList_Type, &times, &headers, &h.producer, &h.epoch, &h.sequence,
-                          &h.attributes, &compress))
-        return NULL;
-    if (take_headers(&headers) < 0 || !of_one_length(keys, values, headers) ||
-        !of_one_length(keys, times, NULL))
-        return NULL;
-    h.count = PyList_Size(keys);
-    if (h.count < 1 || h.count > INT32_MAX) {
+    PyObject *made = NULL;
+    h->count = from->keys.count;
+    if (h->count < 1 || h->count > INT32_MAX) {
         PyErr_SetString(PyExc_ValueError, "a batch has at least one record, and not 2^31");
         return NULL;
     }
-    if (reserve(&it, AT_RECORDS + 32) < 0)
+    if (grow(&it, AT_RECORDS, BATCH_BYTES_MAX) < 0)
         return NULL;
     it.used = AT_RECORDS;
-    if (write_rows(&it, keys, values, times, headers, &h) == 0) {
+    if (write_rows(&it, from, h) == 0) {
         if (compress != Py_None)
-            made = compressed(&it, &h, compress);
+            made = compressed(&it, h, compress);
         else {
-            write_head(it.begin, it.used, &h);
+            write_head(it.begin, it.used, h);
             made = PyBytes_FromStringAndSize((const char *)it.begin, it.used);
         }
     }
@@ -314,34 +293,48 @@ PyObject *records_encode(PyObject *module, PyObject *arguments)
     return made;
 }
 
-/* cuts(keys, values, headers, max_bytes) */
-PyObject *records_cuts(PyObject *module, PyObject *arguments)
+/* encode(keys, values, timestamps, headers, producer_id, producer_epoch, base_sequence, attributes,
+   compress) */
+PyObject *records_encode(PyObject *module, PyObject *arguments)
 {
-    PyObject *keys, *values, *headers;
-    Py_ssize_t most;
+    PyObject *keys, *values, *timestamps, *headers, *compress, *made = NULL;
+    head h = {0};
+    rows from;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "O!O!On", &PyList_Type, &keys, &PyList_Type, &values, &headers,
-                          &most))
+    if (!PyArg_ParseTuple(arguments, "OOOOLiiiO", &keys, &values, &timestamps, &headers,
+                          &h.producer, &h.epoch, &h.sequence, &h.attributes, &compress))
         return NULL;
-    if (take_headers(&headers) < 0 || !of_one_length(keys, values, headers))
-        return NULL;
+    if (open_rows(&from, keys, values, headers) == 0 && open_times(&from, timestamps) == 0)
+        made = encoded(&from, &h, compress);
+    close_rows(&from);
+    return made;
+}
+
+/* The most bytes of a row in a batch, whatever its place and time; -1 for an error. */
+static Py_ssize_t row_bytes_max(const rows *from, Py_ssize_t row)
+{
+    piece key, value;
+    PyObject *own;
+    Py_ssize_t bytes;
+    if (take_piece(&from->keys, row, &key) < 0 || take_piece(&from->values, row, &value) < 0 ||
+        size_headers(from->headers, row, &own, &bytes) < 0 ||
+        add_up(&bytes, piece_bytes(&key)) < 0 || add_up(&bytes, piece_bytes(&value)) < 0)
+        return -1;
+    return bytes + RECORD_OVERHEAD_MAX;
+}
+
+static PyObject *cuts_of(const rows *from, Py_ssize_t most)
+{
     PyObject *made = PyList_New(0);
-    Py_ssize_t count = PyList_Size(keys), bytes = AT_RECORDS, first = 0;
+    Py_ssize_t bytes = AT_RECORDS, first = 0, count = from->keys.count;
     for (Py_ssize_t row = 0; made != NULL && row <= count; row++) {
-        Py_ssize_t size = 0, of_headers;
-        if (row < count) {
-            piece key, value;
-            PyObject *own;
-            if (take_bytes(PyList_GetItem(keys, row), &key) < 0 ||
-                take_bytes(PyList_GetItem(values, row), &value) < 0 ||
-                size_headers(headers, row, &own, &of_headers) < 0) {
-                Py_CLEAR(made);
-                break;
-            }
-            size = RECORD_OVERHEAD_MAX + piece_bytes(&key) + piece_bytes(&value) + of_headers;
+        Py_ssize_t size = row < count ? row_bytes_max(from, row) : 0;
+        if (size < 0) {
+            Py_CLEAR(made);
+            break;
         }
-        int full = size > most - bytes; /* a row alone may be larger */
-        if (row > first && (row == count || full)) {
+        /* A row alone may be larger. */
+        if (row > first && (row == count || size > most - bytes)) {
             PyObject *place = PyLong_FromSsize_t(row);
             if (place == NULL || PyList_Append(made, place) < 0)
                 Py_CLEAR(made);
@@ -351,6 +344,21 @@ PyObject *records_cuts(PyObject *module, PyObject *arguments)
         }
         bytes += size;
     }
+    return made;
+}
+
+/* cuts(keys, values, headers, max_bytes) */
+PyObject *records_cuts(PyObject *module, PyObject *arguments)
+{
+    PyObject *keys, *values, *headers, *made = NULL;
+    Py_ssize_t most;
+    rows from;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OOOn", &keys, &values, &headers, &most))
+        return NULL;
+    if (open_rows(&from, keys, values, headers) == 0)
+        made = cuts_of(&from, most);
+    close_rows(&from);
     return made;
 }
 
@@ -372,35 +380,40 @@ static uint32_t murmur2(const uint8_t *p, Py_ssize_t size)
     return digest ^ digest >> 15;
 }
 
+static PyObject *partition_of(const pieces *keys, Py_ssize_t row, uint32_t count, int by_murmur2)
+{
+    piece key;
+    if (take_piece(keys, row, &key) < 0)
+        return NULL;
+    if (key.data == NULL)
+        return PyLong_FromLong(-1);
+    uint32_t digest = by_murmur2 ? murmur2(key.data, key.size) & 0x7fffffffu
+                                 : crc32_zlib(key.data, (size_t)key.size);
+    return PyLong_FromUnsignedLong(digest % count);
+}
+
 /* partitions(keys, count, by_murmur2) */
 PyObject *records_partitions(PyObject *module, PyObject *arguments)
 {
-    PyObject *keys;
-    long partitions;
+    PyObject *given, *made = NULL;
+    long long count;
     int by_murmur2;
+    pieces keys;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "O!lp", &PyList_Type, &keys, &partitions, &by_murmur2))
+    if (!PyArg_ParseTuple(arguments, "OLp", &given, &count, &by_murmur2))
         return NULL;
-    if (partitions < 1 || partitions > INT32_MAX) {
+    if (count < 1 || count > INT32_MAX) {
         PyErr_SetString(PyExc_ValueError, "a topic has at least one partition, and not 2^31");
         return NULL;
     }
-    Py_ssize_t count = PyList_Size(keys);
-    PyObject *made = PyList_New(count);
-    for (Py_ssize_t row = 0; made != NULL && row < count; row++) {
-        piece key;
-        long chosen = -1;
-        if (take_bytes(PyList_GetItem(keys, row), &key) < 0) {
-            Py_CLEAR(made);
-            break;
+    if (open_pieces(given, &keys) == 0) {
+        made = PyList_New(keys.count);
+        for (Py_ssize_t row = 0; made != NULL && row < keys.count; row++) {
+            PyObject *number = partition_of(&keys, row, (uint32_t)count, by_murmur2);
+            if (number == NULL || PyList_SetItem(made, row, number) < 0)
+                Py_CLEAR(made);
         }
-        if (key.data != NULL)
-            chosen = by_murmur2
-                         ? (long)((murmur2(key.data, key.size) & 0x7fffffffu) % (uint32_t)partitions)
-                         : (long)(crc32_zlib(key.data, (size_t)key.size) % (uint32_t)partitions);
-        PyObject *number = PyLong_FromLong(chosen);
-        if (number == NULL || PyList_SetItem(made, row, number) < 0)
-            Py_CLEAR(made);
     }
+    close_pieces(&keys);
     return made;
 }

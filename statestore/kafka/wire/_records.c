@@ -27,6 +27,7 @@ static PyObject *records_use_instruction(PyObject *module, PyObject *allowed)
 static PyMethodDef methods[] = {
     {"decode", records_decode, METH_VARARGS, NULL},
     {"encode", records_encode, METH_VARARGS, NULL},
+    {"cut", records_cut, METH_VARARGS, NULL},
     {"cuts", records_cuts, METH_VARARGS, NULL},
     {"partitions", records_partitions, METH_VARARGS, NULL},
     {"crc32c", records_crc32c, METH_O, NULL},

@@ -82,10 +82,92 @@ static inline uint64_t load64_little(const uint8_t *p)
     return (uint64_t)load32_little(p + 4) << 32 | load32_little(p);
 }
 
+/* Numbers in columns are in the order of the machine, as Arrow has them. */
+static inline int64_t number_at(const uint8_t *numbers, Py_ssize_t place)
+{
+    int64_t number;
+    memcpy(&number, numbers + place * (Py_ssize_t)sizeof number, sizeof number);
+    return number;
+}
+
 /* _crc.c */
 uint32_t crc32c(const uint8_t *data, size_t size);
 uint32_t crc32_zlib(const uint8_t *data, size_t size);
 int crc32c_by_instruction(int allowed);
+
+/* _columns.c */
+
+typedef struct {
+    PyObject *array; /* a bytearray, or NULL before anything was added */
+    uint8_t *begin;
+    Py_ssize_t used, room;
+} growing;
+
+/* Make room for so many bytes more; ValueError if that were more than `most` altogether. */
+int grow(growing *it, Py_ssize_t more, Py_ssize_t most);
+/* Give the bytearray away, as long as what is used of it. */
+PyObject *grown(growing *it);
+
+/* The bytes of a key, a value, or part of a header; no data is null. */
+typedef struct {
+    const uint8_t *data;
+    Py_ssize_t size;
+} piece;
+
+/* Where keys or values are taken from: a list, or a ByteColumn. */
+typedef struct {
+    PyObject *list;
+    Py_buffer views[3];
+    int held;
+    const uint8_t *data, *offsets, *valid;
+    Py_ssize_t first, count, data_bytes;
+} pieces;
+
+int open_pieces(PyObject *given, pieces *it);
+void close_pieces(pieces *it);
+int take_bytes(PyObject *given, piece *taken);
+int take_from_column(const pieces *it, Py_ssize_t row, piece *taken);
+
+static inline int take_piece(const pieces *it, Py_ssize_t row, piece *taken)
+{
+    return it->list != NULL ? take_bytes(PyList_GetItem(it->list, row), taken)
+                            : take_from_column(it, row, taken);
+}
+
+PyObject *records_cut(PyObject *module, PyObject *arguments);
+
+/* _gathered.c */
+
+typedef struct {
+    const uint8_t *at, *end;
+} cursor;
+
+typedef struct {
+    piece key, value;
+    int64_t timestamp, offset;
+} record;
+
+typedef struct {
+    growing data, offsets, valid; /* valid is empty until the first null */
+} column;
+
+/* The records of a set so far, as lists or as columns. */
+typedef struct {
+    int as_columns;
+    PyObject *key_list, *value_list, *time_list, *headers; /* headers: NULL until the first one */
+    column keys, values;
+    growing times, offsets;
+    Py_ssize_t count;
+    int64_t bytes;
+} gathered;
+
+int gather_begin(gathered *all, int as_columns);
+void gather_end(gathered *all);
+/* Make room for so many records, whose keys and values have together at most so many bytes. */
+int gather_room(gathered *all, Py_ssize_t records, Py_ssize_t bytes);
+/* Add a record; `headers` is taken over, and NULL if it has none. */
+int gather_add(gathered *all, const record *r, PyObject *headers);
+PyObject *gather_result(gathered *all, int64_t start, int64_t next_offset);
 
 /* _decode.c */
 PyObject *records_decode(PyObject *module, PyObject *arguments);

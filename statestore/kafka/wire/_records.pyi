@@ -1,7 +1,9 @@
 from collections.abc import Callable
+from typing import Any
 
 from typing_extensions import Buffer
 
+from statestore.kafka.wire.codec import Rows, Times
 from statestore.model.records import Header
 
 def decode(
@@ -12,20 +14,14 @@ def decode(
     limit: int,
     decompress: Callable[[int, memoryview, int], Buffer],
     malformed: type[Exception],
+    as_columns: bool,
     /,
-) -> tuple[
-    list[bytes | None],
-    list[bytes | None],
-    list[int],
-    range | list[int],
-    list[tuple[Header, ...]] | None,
-    int,
-    int,
-]: ...
+) -> tuple[Any, ...]: ...
+def cut(rows: Rows, at: list[int] | None, /) -> list[bytes | None]: ...
 def encode(
-    keys: list[bytes | None],
-    values: list[bytes | None],
-    timestamps: list[int],
+    keys: Rows,
+    values: Rows,
+    timestamps: Times,
     headers: list[tuple[Header, ...]] | None,
     producer_id: int,
     producer_epoch: int,
@@ -35,12 +31,12 @@ def encode(
     /,
 ) -> bytes: ...
 def cuts(
-    keys: list[bytes | None],
-    values: list[bytes | None],
+    keys: Rows,
+    values: Rows,
     headers: list[tuple[Header, ...]] | None,
     max_bytes: int,
     /,
 ) -> list[int]: ...
-def partitions(keys: list[bytes | None], count: int, by_murmur2: bool, /) -> list[int]: ...
+def partitions(keys: Rows, count: int, by_murmur2: bool, /) -> list[int]: ...
 def crc32c(data: Buffer, /) -> int: ...
 def use_instruction(allowed: bool, /) -> bool: ...

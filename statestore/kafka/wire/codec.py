@@ -1,4 +1,4 @@
-"""Record batches (magic 2, KIP-98) to lists of Python objects and back; no I/O and no threads.
+"""Record batches (magic 2, KIP-98) to lists or columns and back; no I/O and no threads.
 
 The work is done by `_records`, an extension in C that is built where there is a compiler
 (docs/adr/0047). Where it is missing, `available()` is False, `unavailable_reason()` says why, and
@@ -8,11 +8,12 @@ nothing else of this module may be called; librdkafka has a codec of its own.
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from typing_extensions import Buffer
 
 from statestore.errors import MalformedRecords
+from statestore.model.byte_columns import ByteColumn
 from statestore.model.records import Header
 
 try:
@@ -22,6 +23,10 @@ except ImportError as error:
 else:
     _UNAVAILABLE = ""
 
+Rows = list[bytes | None] | ByteColumn
+"""Keys or values; a batch may have a list of the one and a column of the other."""
+Times = list[int] | memoryview
+"""In ms since 1970; a memoryview has numbers of 64 bits."""
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 KeyHash = Literal["murmur2", "crc32"]
 
@@ -42,6 +47,18 @@ class Decoded(NamedTuple):
     values: list[bytes | None]
     timestamps: list[int]
     offsets: range | list[int]
+    headers: list[tuple[Header, ...]] | None
+    next_offset: int
+    size_bytes: int
+
+
+class DecodedColumns(NamedTuple):
+    """The same as `Decoded`, in columns; times and offsets are numbers of 64 bits."""
+
+    keys: ByteColumn
+    values: ByteColumn
+    timestamps: "memoryview[int]"
+    offsets: "range | memoryview[int]"
     headers: list[tuple[Header, ...]] | None
     next_offset: int
     size_bytes: int
@@ -75,17 +92,41 @@ def decode(
     MalformedRecords if the set is damaged or of a format that is not known; nothing of it is
     returned then.
     """
-    limit = -1 if max_records is None else max(max_records, 0)
-    pairs = sorted(aborted, key=itemgetter(1))
-    return Decoded._make(
-        _records.decode(data, start, pairs, check_crc, limit, _decompress, MalformedRecords)
+    return Decoded._make(_decoded(data, start, aborted, check_crc, max_records, as_columns=False))
+
+
+def decode_columns(
+    data: bytes | memoryview,
+    start: int,
+    aborted: Sequence[tuple[int, int]] = (),
+    *,
+    check_crc: bool = True,
+    max_records: int | None = None,
+) -> DecodedColumns:
+    """Do the same as `decode`, without an object for each key and value."""
+    keys, values, times, offsets, headers, next_offset, size_bytes = _decoded(
+        data, start, aborted, check_crc, max_records, as_columns=True
+    )
+    return DecodedColumns(
+        ByteColumn._make(keys),
+        ByteColumn._make(values),
+        memoryview(times).cast("q"),
+        offsets if isinstance(offsets, range) else memoryview(offsets).cast("q"),
+        headers,
+        next_offset,
+        size_bytes,
     )
 
 
+def cut(rows: Rows, at: list[int] | None = None) -> list[bytes | None]:
+    """Return the rows as objects: all of them, or those at these places in their order."""
+    return _records.cut(rows, at)
+
+
 def encode(
-    keys: list[bytes | None],
-    values: list[bytes | None],
-    timestamps: list[int],
+    keys: Rows,
+    values: Rows,
+    timestamps: Times,
     headers: list[tuple[Header, ...]] | None,
     *,
     producer_id: int = -1,
@@ -96,7 +137,7 @@ def encode(
 ) -> bytes:
     """Return one record batch of at least one record, with offsets from 0.
 
-    Times are in ms since 1970. ValueError if columns differ in length, or the batch would be 2 GiB
+    ValueError if columns differ in length, or the batch would be 2 GiB
     or larger; TypeError if something is not bytes, None or a number.
     """
     attributes = _CODECS.index(compression) | (_TRANSACTIONAL if transactional else 0)
@@ -115,8 +156,8 @@ def encode(
 
 
 def sized_rows(
-    keys: list[bytes | None],
-    values: list[bytes | None],
+    keys: Rows,
+    values: Rows,
     headers: list[tuple[Header, ...]] | None,
     max_bytes: int,
 ) -> list[int]:
@@ -128,12 +169,27 @@ def sized_rows(
     return _records.cuts(keys, values, headers, max_bytes)
 
 
-def partitions_of(keys: list[bytes | None], count: int, hash: KeyHash) -> list[int]:  # noqa: A002 - Kafka's word
+def partitions_of(keys: Rows, count: int, hash: KeyHash) -> list[int]:  # noqa: A002 - Kafka's word
     """Return the partition of each key among `count`, -1 for null keys, which may go anywhere.
 
     The partitions are those of `statestore.kafka.partitioner`.
     """
     return _records.partitions(keys, count, hash == "murmur2")
+
+
+def _decoded(
+    data: bytes | memoryview,
+    start: int,
+    aborted: Sequence[tuple[int, int]],
+    check_crc: bool,  # noqa: FBT001 - handed on
+    max_records: int | None,
+    *,
+    as_columns: bool,
+) -> Any:
+    limit = -1 if max_records is None else max(max_records, 0)
+    pairs = sorted(aborted, key=itemgetter(1))
+    given = (data, start, pairs, check_crc, limit, _decompress, MalformedRecords, as_columns)
+    return _records.decode(*given)
 
 
 def _compressor(compression: Compression) -> Callable[[memoryview], Buffer]:
