@@ -499,6 +499,10 @@ class Target(Protocol):
     @property
     def url(self) -> str: ...
 
+    @property
+    def folder(self) -> Path | None:
+        """The target as a folder of this machine, to which links may lead; None if it is none."""
+
     def names(self, folder: str) -> dict[str, int]:
         """Return every file below `folder`, at any depth, with its size in bytes."""
 

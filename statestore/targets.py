@@ -117,6 +117,11 @@ class FsspecTarget:
         if "\0" in self._root:
             raise Misuse(f"{self.url!r} cannot be used as {use}: it has a zero byte")
 
+    @property
+    def folder(self) -> Path | None:
+        """See `ports.Target`."""
+        return Path(self._root) if self._local else None
+
     def names(self, folder: str) -> dict[str, int]:
         """See `ports.Target`."""
         with self._asking(f"list {folder}"):

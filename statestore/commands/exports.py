@@ -107,6 +107,9 @@ def _told(runtime: Runtime, kind: str, progress: Progress) -> AbstractContextMan
 )
 @click.option("--replace", is_flag=True, help="Set aside stores that exist.")
 @click.option("--full", is_flag=True, help="Place no file: restore from the changelogs alone.")
+@click.option(
+    "--mounted", is_flag=True, help="Link files to a target that is a folder; runs copy them."
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be done.")
 @click.option("--as", "clone_id", metavar="CLONE_ID", help="Clone it under this application id.")
 @export_options
@@ -119,6 +122,7 @@ def restore_command(
     partitions: Sequence[int],
     replace: bool,
     full: bool,
+    mounted: bool,
     dry_run: bool,
     as_json: bool,
     **flags: Any,
@@ -128,16 +132,19 @@ def restore_command(
     The application must be stopped; its next start replays what the changelogs have since. An
     export is refused if it is so old that deleted keys could come back: use --full then.
 
+    With --mounted, the stores open at once on the files of a target that is a folder, such as a
+    network volume. Runs copy these files in the background and verify them.
+
     With --as, an export that was made with --for-clone becomes an application of its own, with
     topics of its own; nothing of the original is touched. `exports drop-clone` removes it.
     """
     if clone_id is not None:
-        if stores or partitions or replace or full or dry_run:
+        if stores or partitions or replace or full or mounted or dry_run:
             raise Misuse("--as clones a whole export: leave out the other options")
         _clone(flags, export, clone_id, as_json=as_json)
         return
     with showing_results(flags, "state.dir", as_json=as_json) as (runtime, tell):
-        choice = Choice(stores, partitions, replace=replace, full=full)
+        choice = Choice(stores, partitions, replace=replace, full=full, mounted=mounted)
         with shown_progress("restore") as progress:
             report = restore_export(runtime, export, choice, progress, dry_run=dry_run)
         tell(msgspec.to_builtins(report), _restored(report))

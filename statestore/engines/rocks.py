@@ -47,9 +47,10 @@ from tenacity import (
 
 from statestore.engines.rocks_cursors import Cursors, RocksCursor, RocksSeeker
 from statestore.engines.rocks_errors import translate
-from statestore.engines.rocks_files import DATA, DESCRIPTION_MAX
+from statestore.engines.rocks_files import DESCRIPTION_MAX
 from statestore.engines.rocks_order import Ordered, fill
 from statestore.errors import HostFailure, Misuse, StateStoreError, StoreClosed, TaskCorrupted
+from statestore.layout.linked_files import DATA
 from statestore.ports import Writes
 
 T = TypeVar("T")

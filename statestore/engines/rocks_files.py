@@ -1,7 +1,8 @@
 """Copies a database from its files without opening it, because its owner may be alive.
 
-RocksDB never changes a data file once the MANIFEST lists it, so data files become hard links. All
-other files are copied. Writes that are in memory or only in RocksDB's log are not copied.
+RocksDB never changes a data file once the MANIFEST lists it, so data files become hard links, and
+links into an export become links to the same place. All other files are copied. Writes that are in
+memory or only in RocksDB's log are not copied.
 """
 
 import errno
@@ -16,8 +17,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 from statestore.engines.rocks_errors import translate
 from statestore.errors import HostFailure, TaskCorrupted
 from statestore.layout.files import read_whole
+from statestore.layout.linked_files import COPYING, DATA
 
-DATA = (".sst", ".blob")
 _LOG = ".log"
 _NOT_COPIED = ("LOCK", "LOG", "MANIFEST-")
 _ATTEMPTS = 10
@@ -59,7 +60,7 @@ def _link_once(source: Path, target: Path, *, with_log: bool) -> None:
     for path in source.iterdir():
         name = path.name
         wanted = name == manifest or not name.startswith(_NOT_COPIED)
-        if path.suffix in DATA or not wanted or not path.is_file():
+        if path.suffix in (*DATA, COPYING) or not wanted or not path.is_file():
             continue
         if path.suffix != _LOG or with_log:
             _copy(path, target / name)
@@ -78,6 +79,9 @@ def _link_data(source: Path, target: Path) -> None:
 
 def _link(path: Path, target: Path) -> None:
     try:
+        if path.is_symlink():  # into an export
+            target.symlink_to(path.readlink())
+            return
         os.link(path, target)
     except FileNotFoundError:
         raise

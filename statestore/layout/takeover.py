@@ -24,7 +24,7 @@ import msgspec
 
 from statestore.errors import HostFailure, Locked
 from statestore.faults import CrashPoint, reach
-from statestore.layout import documents
+from statestore.layout import documents, linked_files
 from statestore.layout.documents import TimeMs
 from statestore.layout.files import folders_in, publish, sync_folder
 from statestore.layout.folders import StateLayout
@@ -70,6 +70,7 @@ def take_over(
         for store in folders_in(source):
             if store not in own:
                 link_store(source / store, temporary / store, dead)
+                linked_files.hold_anew(temporary / store, clock.now_ms())
             elif dead:
                 shutil.copytree(source / store, temporary / store)
         record = TakenOver(claim.previous, clock.now_ms())

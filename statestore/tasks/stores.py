@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from statestore.errors import FormatTooNew, HostFailure, Misuse, TaskCorrupted, log_left
-from statestore.layout import files
+from statestore.layout import files, linked_files
 from statestore.layout.activity_files import Activities
 from statestore.layout.folders import (
     Quarantined,
@@ -22,6 +22,7 @@ from statestore.settings import Settings
 from statestore.stores.kinds.opening import within
 from statestore.stores.kinds.registry import kind_of
 from statestore.stores.specs import StoreSpec, StoreSupplier
+from statestore.tasks.linked_copies import LinkedCopies
 from statestore.tasks.memory_share import Usage
 from statestore.tasks.owned import OpenStore, OwnedStore, SuppliedStore
 from statestore.tasks.plan import TaskEdges, TaskPlan
@@ -52,6 +53,7 @@ class TaskStores:
         self._restorer = Restorer(
             plan.task_id, edges.changelog, edges.cluster, edges.clock, activities
         )
+        self._copies = LinkedCopies(plan.task_id, activities, edges.clock)
         self._checkpoint = CheckpointFile(
             plan.task_id, layout, self.opened, exactly_once=settings.exactly_once
         )
@@ -65,6 +67,8 @@ class TaskStores:
         """Open a store; if it cannot be read, open a new one in its place."""
         path = self._folder / spec.name
         try:
+            if not isinstance(spec, StoreSupplier):
+                self._hold_links(path)
             opened = self._opened(spec, path)
         except (TaskCorrupted, FormatTooNew) as error:
             newer = isinstance(error, FormatTooNew)
@@ -106,6 +110,7 @@ class TaskStores:
             and record.partition == self._plan.task_id.partition
             and record.store in self.opened
         ]
+        self._copies.begin({name: self._folder / name for name in self.opened})
         return done
 
     def hold_time(self, limit_ms: int | None) -> None:
@@ -162,13 +167,18 @@ class TaskStores:
         return replaced
 
     def maintain(self) -> None:
-        """Keep the durable lag of idle stores bounded (SEMANTICS S10)."""
+        """Keep the durable lag of idle stores bounded (SEMANTICS S10).
+
+        LinkBroken if a store was restored onto an export that turned out to be damaged.
+        """
+        self._copies.check()
         for opened in self.opened.values():
             opened.maintain()
 
     def close(self) -> None:
         """Close all stores; pending writes are dropped."""
         self.processed_last.clear()
+        self._copies.stop()
         for opened in self.opened.values():
             try:
                 offset = opened.offset()
@@ -176,6 +186,15 @@ class TaskStores:
                 log_left(_log, error, f"store {opened.name!r}: while closing")
                 offset = None
             self._checkpoint.closed(opened, offset, clean=opened.close())
+
+    def _hold_links(self, path: Path) -> None:
+        """Keep what a store is linked to; TaskCorrupted if that is not there any more."""
+        linked = linked_files.checked(path)
+        if linked is not None:
+            try:
+                linked_files.hold(linked, path, self._edges.clock.now_ms())
+            except HostFailure as error:
+                _log.warning("task %s: %s: a prune may remove it", self._plan.task_id, error)
 
     def _opened(self, spec: StoreSpec, path: Path) -> OwnedStore:
         log, done = self._log_of(spec.name), self.processed_last
@@ -223,6 +242,7 @@ class TaskStores:
 
     def _quarantine(self, store: str, reason: str, error: Exception) -> None:
         path = self._folder / store
+        self._copies.stop()
         self._checkpoint.forget(self._log_of(store).tp)
         moved = None
         if path.is_dir():

@@ -144,7 +144,7 @@ class TaskRig:
             task.abandon()
         while before.is_dir():
             try:
-                shutil.copytree(before, self.layout.state_dir)
+                shutil.copytree(before, self.layout.state_dir, symlinks=True)
             except shutil.Error:  # RocksDB compacted files away meanwhile.
                 shutil.rmtree(self.layout.state_dir)
             else:

@@ -49,6 +49,7 @@ _ELSEWHERE = (
     "export.",
     "global.",
     "import.",
+    "links.",
     "offsets.",
     "quarantine.",
     "relocate.",

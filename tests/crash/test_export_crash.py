@@ -25,7 +25,7 @@ from tests.crash.test_snapshot_crash import changelog, serving
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 POINTS = {
     verb: [point for point in CrashPoint if point.startswith(prefix)]
-    for verb, prefix in {"export": "export.", "restore": "import."}.items()
+    for verb, prefix in {"export": "export.", "restore": "import.", "links": "links."}.items()
 }
 CREATE = [point for point in POINTS["export"] if "prune" not in point and "removed" not in point]
 PRUNE = [point for point in POINTS["export"] if point not in CREATE]
@@ -167,6 +167,37 @@ def test_a_restore_killed_over_a_lost_volume_is_finished_by_the_next(rig: Rig, p
     assert 0 < summary["restored_records"] <= 500, "the tail, not the whole changelog"
     assert rig.findings() == []
     assert not list(rig.state_dir.rglob(".import-*"))
+
+
+@pytest.mark.parametrize("point", POINTS["links"])
+def test_stores_on_the_files_of_an_export_killed_anywhere_go_on(rig: Rig, point: str) -> None:
+    made(rig, "create")
+    rig.produce(500)
+    rig.run()
+    shutil.rmtree(rig.state_dir)
+    if point == CrashPoint.LINKS_LEASED:
+        killed(rig, point, "restore", "--mounted")
+    made(rig, "restore", "--mounted")
+    assert len(linked(rig)) == 2 * PARTITIONS
+    if point != CrashPoint.LINKS_LEASED:
+        rig.produce(500)
+        assert rig.run_until_crash(point).died
+    rig.produce(500)
+    rig.run()
+    assert rig.findings() == []
+    for _ in range(len(linked(rig))):
+        rig.run()
+    assert linked(rig) == []
+    exports = exports_of(rig)
+    assert exports.verify(exports.read(), NoProgress()).stores == PARTITIONS
+    shutil.rmtree(rig.state_dir.parent / "exports")
+    rig.produce(100)
+    rig.run()
+    assert rig.findings() == []
+
+
+def linked(rig: Rig) -> list[Path]:
+    return [path for path in rig.state_dir.rglob("*.sst") if path.is_symlink()]
 
 
 def test_a_store_in_quarantine_is_replaced_from_the_export(rig: Rig) -> None:

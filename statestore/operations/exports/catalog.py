@@ -24,13 +24,17 @@ import msgspec
 from statestore.errors import (
     ExportDamaged,
     FormatTooNew,
+    HostFailure,
+    Locked,
     Misuse,
     TargetNotShared,
     TaskCorrupted,
     UnknownStore,
 )
 from statestore.faults import CrashPoint, reach
+from statestore.layout import linked_files
 from statestore.layout.activity_files import NoProgress, Progress
+from statestore.layout.linked_files import DATA, Linked, LinkedFile
 from statestore.layout.snapshots import StoreOffsets
 from statestore.operations.environment import Environment
 from statestore.operations.exports import manifest as manifests
@@ -43,6 +47,10 @@ from statestore.ports import Clock, Target
 _log = logging.getLogger(__name__)
 ReadOffsets = Callable[[Path], StoreOffsets | None]
 LATEST = "latest"
+_WAY_OUT = (
+    "`statestore exports verify` of this export sets it aside, so that the next `statestore "
+    "export` uploads it again; `statestore exports restore --full` goes by the changelogs alone"
+)
 SMALL = 8 << 20
 """Files of up to this size are read into memory as a whole."""
 
@@ -197,13 +205,47 @@ class Exports:
 
     def fetch(self, at: StoreOfTask, folder: Path, progress: Progress) -> None:
         """Fetch a store's files into the new `folder`; ExportDamaged names a file that is wrong."""
-        for one in self._fetch(at, folder, progress):
-            raise ExportDamaged(
-                f"{one} ({self.target.url}/{self.content(one.file.sha256)}) is missing, or not "
-                "what it was when it was exported: `statestore exports verify` of this export "
-                "sets it aside, so that the next `statestore export` uploads it again; "
-                "`statestore exports restore --full` goes by the changelogs alone"
-            )
+        self._fetch_whole(at, at.store.files, folder, progress)
+
+    def link(
+        self, at: StoreOfTask, export_id: str, folder: Path, goes_to: Path, progress: Progress
+    ) -> bool:
+        """Make the new `folder` a store whose data files are links into the target.
+
+        The other files are fetched; `goes_to` is where the store will lie. ExportDamaged names a
+        file that is wrong. False, and nothing is made, if the target is no folder of this machine
+        or cannot be written, or if files are being removed from it: then `fetch`.
+        """
+        root = self.target.folder
+        if root is None:
+            return False
+        data = [file for file in at.store.files if file.name.endswith(DATA)]
+        linked = Linked.of(
+            root,
+            self.application_id,
+            export_id,
+            [LinkedFile(file.name, file.size_bytes, file.sha256) for file in data],
+        )
+        try:
+            linked_files.hold(linked, goes_to, self._clock.now_ms())
+            reach(CrashPoint.LINKS_LEASED)
+            self._leases.check_none_removes()
+        except (HostFailure, Locked) as error:
+            linked_files.give_back(linked)
+            _log.warning("%s is copied, not linked: %s", goes_to, error)
+            return False
+        try:
+            others = [file for file in at.store.files if file not in data]
+            self._fetch_whole(at, others, folder, progress)
+            linked_files.place(linked, folder)
+        except linked_files.LinkBroken as error:
+            linked_files.give_back(linked)
+            raise ExportDamaged(f"export {export_id}: {error}; {_WAY_OUT}") from error
+        except BaseException:
+            linked_files.give_back(linked)
+            raise
+        progress.done(sum(file.size_bytes for file in data))
+        return True
 
     def verify(
         self,
@@ -269,6 +311,7 @@ class Exports:
                 reach(CrashPoint.EXPORT_MANIFEST_REMOVED)
             files, size_bytes = 0, 0
             if not damaged:
+                named |= self._leases.linked()
                 removal.check()
                 files, size_bytes = self._remove_unnamed(kept, named)
         return Pruned(kept[::-1], removed[::-1], files, size_bytes, damaged[::-1])
@@ -287,10 +330,21 @@ class Exports:
                         "was published"
                     )
 
-    def _fetch(self, at: StoreOfTask, folder: Path, progress: Progress) -> Iterator[Suspect]:
-        """Fetch a store's files into the new `folder`, and yield those that are wrong."""
+    def _fetch_whole(
+        self, at: StoreOfTask, files: Sequence[ExportedFile], folder: Path, progress: Progress
+    ) -> None:
+        for one in self._fetch(at, files, folder, progress):
+            raise ExportDamaged(
+                f"{one} ({self.target.url}/{self.content(one.file.sha256)}) is missing, or not "
+                f"what it was when it was exported: {_WAY_OUT}"
+            )
+
+    def _fetch(
+        self, at: StoreOfTask, files: Sequence[ExportedFile], folder: Path, progress: Progress
+    ) -> Iterator[Suspect]:
+        """Fetch files of a store into the new `folder`, and yield those that are wrong."""
         folder.mkdir(parents=True)
-        for file in at.store.files:
+        for file in files:
             if not self._is_whole(file, folder / file.name):
                 yield Suspect(file, at)
             progress.done(file.size_bytes)
@@ -324,7 +378,7 @@ class Exports:
     def _open(self, at: StoreOfTask, progress: Progress, opened: ReadOffsets) -> list[Suspect]:
         with TemporaryDirectory(prefix=f"statestore-{at.task}-{at.name}-") as folder:
             store_dir = Path(folder) / at.name
-            if suspects := list(self._fetch(at, store_dir, progress)):
+            if suspects := list(self._fetch(at, at.store.files, store_dir, progress)):
                 return suspects
             try:
                 found = opened(store_dir)

@@ -31,6 +31,7 @@ from statestore.layout import documents, owners
 from statestore.layout.activity_files import Progress, Unit
 from statestore.layout.documents import Count, FileName, Sha256, Text
 from statestore.layout.files import publish, read_whole
+from statestore.layout.linked_files import DATA, read_linked
 from statestore.layout.snapshots import Manifest, StoreOffsets
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.activities import activities_in
@@ -57,7 +58,6 @@ _NOT_THERE = "it was not there: its changelog has it"
 _NOT_DATA = re.compile(r"LOG|LOCK|IDENTITY|\.")
 """How the names of files begin that a database makes again, or that are not part of it."""
 _CHECKSUMS = "exported.json"
-_DATA = (".sst", ".blob")
 
 
 class ExportReport(msgspec.Struct, frozen=True):
@@ -237,8 +237,7 @@ class Export:
             stores: dict[str, ExportedStore] = {}
             left_out = dict(said.left_out)
             as_of_ms = self._as_of_ms(task, said)
-            exported = ExportedTask(str(task), as_of_ms, said.commit_number, stores, left_out)
-            part = Part(exported)
+            part = Part(ExportedTask(str(task), as_of_ms, said.commit_number, stores, left_out))
             checksums = _Checksums(self.layout.task_dir(task))
             found: dict[_Known, str] = {}
             for store, offsets in said.stores.items():
@@ -248,8 +247,11 @@ class Export:
                     continue
                 # Spark may have two attempts at one task, with different files to upload.
                 beside = f"{folder}/{task}-{store}-{secrets.token_hex(4)}"
-                files = _Files(self, beside, contents, checksums, found, part, told)
-                identity = _identity_of(self.layout.store_dir(task, store))
+                store_dir = self.layout.store_dir(task, store)
+                linked = read_linked(store_dir)
+                exported = {} if linked is None else {it.name: it.sha256 for it in linked.files}
+                files = _Files(self, beside, contents, checksums, found, part, told, exported)
+                identity = _identity_of(store_dir)
                 stored = files.store(snapshot, store, identity)
                 stores[store] = ExportedStore(known.kind, offsets, stored)
         for store in _persistent(deployed, task) - said.stores.keys():
@@ -350,7 +352,7 @@ class _Known(NamedTuple):
     @classmethod
     def of(cls, identity: str, path: Path) -> "_Known | None":
         """Identify a file; None if its content may change under its name."""
-        if path.suffix not in _DATA:
+        if path.suffix not in DATA:
             return None
         found = path.stat()
         return cls(identity, path.name, found.st_size, found.st_mtime_ns)
@@ -393,6 +395,8 @@ class _Files:
     found: dict[_Known, str]
     part: Part
     told: Progress
+    exported: Mapping[str, str]
+    """By name, the SHA-256 of files that the store is linked to, as they were exported."""
 
     def store(self, snapshot: Snapshot, store: str, identity: str) -> list[ExportedFile]:
         """Store every file of a store, except those that the snapshot keeps for itself."""
@@ -405,8 +409,16 @@ class _Files:
             snapshot.renew()
             known = _Known.of(identity, path)
             sha256 = self.checksums.get(known)
+            if path.is_symlink():
+                sha256 = self.exported.get(path.name)
             if sha256 is None or self.contents.get(sha256) != size:
                 sha256 = self._add(path, size, f"{self.temporary}-{nth}")
+                if path.is_symlink() and sha256 != self.exported.get(path.name, sha256):
+                    raise TaskCorrupted(
+                        f"{path} is linked to {path.readlink()}, which is not what it was when it "
+                        "was exported: nothing was published; a run copies it, and then restores "
+                        "the store from its changelog"
+                    )
             if known is not None:
                 self.found[known] = sha256
             self.told.done(size)

@@ -4,6 +4,9 @@ An upload relies on files that it found at the target, so nobody may remove them
 meanwhile.
 Each writes its own lease first and then looks for the other's. If both begin at the same time, at
 least one of them sees the other and gives way. The lease of a process that died runs out.
+
+A store that was opened on an export holds the files that it is linked to by a lease of its own
+(layout/linked_files.py), which no upload minds and every prune respects.
 """
 
 import logging
@@ -11,13 +14,14 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 
 from statestore.errors import HostFailure, Locked, StateStoreError, TargetNotShared, Unavailable
-from statestore.layout import documents
+from statestore.layout import documents, linked_files
 from statestore.layout.documents import TimeMs
+from statestore.layout.linked_files import LinkLease
 from statestore.ports import Clock, Target
 
 _log = logging.getLogger(__name__)
@@ -38,6 +42,7 @@ class Leases:
         self._target = target
         self._uploads = f"{folder}/uploads"
         self._prunings = f"{folder}/prunings"
+        self._links = f"{folder}/{linked_files.FOLDER}"
         self._clock = clock
         self._lease_ms = lease_ms
 
@@ -82,9 +87,25 @@ class Leases:
                 "on a volume they share, or an object store"
             )
 
+    def linked(self) -> set[str]:
+        """The checksums of what stores are linked to; an unreadable lease holds nothing."""
+        found = set[str]()
+        for name in self._target.names(self._links):
+            if self.holds(name):
+                with suppress(HostFailure):
+                    data = self._target.read(name) or b""
+                    lease = documents.decode(data, LinkLease, name, way_out="let it expire")
+                    found.update(lease.files)
+        return found
+
+    def check_none_removes(self) -> None:
+        """Locked while somebody removes files, who may not have seen a lease written just now."""
+        self._give_way(self._prunings, "exports are being pruned, or damaged files set aside")
+
     def left_over(self) -> list[str]:
-        """What uploads and prunes that died left behind. Call it only while pruning."""
+        """What uploads, prunes and stores that died left behind. Call it only while pruning."""
         found = self._target.names(self._uploads) | self._target.names(self._prunings)
+        found |= self._target.names(self._links)
         return sorted(name for name in found if not self.holds(name))
 
     def holds(self, name: str) -> bool:

@@ -3,6 +3,7 @@
     check       the changelogs go on from the offsets of the stores, and still hold later deletes
     lock        the application's folder, then each task's
     per store   its files fetched beside its place and verified    import.fetched
+                or links into the target, which a lease holds      links.leased, import.fetched
                 a store that is replaced goes to quarantine        quarantine.renamed
                 renamed into its place                             import.placed
     deploy      topology.json, if there is none                    import.deployed
@@ -23,7 +24,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from statestore.errors import ExportTooOld, HostFailure, Misuse, StateStoreError
+from statestore.errors import (
+    ExportTooOld,
+    HostFailure,
+    Misuse,
+    StateStoreError,
+    TaskCorrupted,
+)
 from statestore.faults import CrashPoint, reach
 from statestore.layout.activity_files import RESTORE, Progress, Unit
 from statestore.layout.files import sync_folder
@@ -58,13 +65,15 @@ class Choice:
     """Which part of an export is wanted.
 
     `stores`, `partitions`: all, if empty. `replace`: stores that exist are set aside. `full`: no
-    file is placed, so that the next start restores from the changelogs alone.
+    file is placed, so that the next start restores from the changelogs alone. `mounted`: data files
+    become links into the target, if it is a folder, and the next run copies them.
     """
 
     stores: Collection[str] = ()
     partitions: Collection[int] = ()
     replace: bool = False
     full: bool = False
+    mounted: bool = False
 
     def takes(self, at: StoreOfTask) -> bool:
         """Whether that store is wanted."""
@@ -248,8 +257,10 @@ class Restore:
         making = layout.task_dir(step.destination) / f".import-{name}"
         target = layout.store_dir(step.destination, name)
         if step.placed is not None:
+            export_id, mounted = self._manifest.export_id, self._choice.mounted
             try:
-                self._exports.fetch(step.at, making, told)
+                if not (mounted and self._exports.link(step.at, export_id, making, target, told)):
+                    self._exports.fetch(step.at, making, told)
             except StateStoreError:
                 shutil.rmtree(making, ignore_errors=True)
                 raise
@@ -293,9 +304,15 @@ class Restore:
         for task in self._layout.tasks():
             folder = self._layout.store_dir(task, at.name)
             same = task.partition == at.task.partition
-            if same and folder.is_dir() and not self._databases.is_empty(folder):
+            if same and folder.is_dir() and not self._is_empty(folder):
                 return folder
         return None
+
+    def _is_empty(self, folder: Path) -> bool:
+        try:
+            return self._databases.is_empty(folder)
+        except TaskCorrupted:
+            return False  # it may hold something, and the next start replaces it
 
     def _log_of(self, at: StoreOfTask) -> TopicPartition:
         topic = self._manifest.deployed.log_of(self._layout.application_id, at.name)

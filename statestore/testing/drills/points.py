@@ -23,6 +23,7 @@ _OF_GENERATED: Final = (
     "clone.",
     "export.",
     "import.",
+    "links.",
     "relocate.",
     "snapshot.",
     "upgrade.",
@@ -217,6 +218,27 @@ def _imported(scratch: Scratch, crash_at: str) -> Met:
     return met._replace(findings=wrong + met.findings)
 
 
+def _linked(scratch: Scratch, crash_at: str) -> Met:
+    """Remove the state, link it to an export, and kill what makes the links or copies the files."""
+    target = _target(scratch)
+    scratch.produce()
+    scratch.run()
+    scratch.run(*_reach(scratch), target, command=("exports", "create"))
+    scratch.produce()
+    for task in scratch.layout.tasks():
+        shutil.rmtree(scratch.layout.stores_dir(task), ignore_errors=True)
+    restore = ("exports", "restore", "--mounted")
+    if crash_at.startswith(CrashPoint.LINKS_LEASED):
+        tried = _try(scratch, crash_at, *_reach(scratch), target, command=restore)
+        again = scratch.run(*_reach(scratch), target, command=restore)
+    else:
+        again = scratch.run(*_reach(scratch), target, command=restore)
+        tried = _try(scratch, crash_at)
+    wrong = [] if again.code == 0 else [f"the restore ends with {again.code}: {again.tail()}"]
+    met = back(scratch, tried.happened) if tried.died else _missed(scratch, tried)
+    return met._replace(findings=wrong + met.findings)
+
+
 def _cloned(scratch: Scratch, crash_at: str) -> Met:
     """Kill the making of a clone, which is then created again; the original does not change."""
     flags = [*scratch.deployment(), _target(scratch)]
@@ -261,6 +283,7 @@ _RECIPES: Final[dict[str, Recipe]] = {
     "clone.": _cloned,
     "export.": _exported,
     "import.": _imported,
+    "links.": _linked,
     "verify.": _verified,
 }
 
@@ -271,6 +294,7 @@ def damage(scratch: Scratch) -> int:
         path
         for task in scratch.layout.tasks()
         for path in scratch.layout.stores_dir(task).rglob("*.sst")
+        if not path.is_symlink()  # into an export
     ]
     for path in files:
         _flip(path)
