@@ -53,6 +53,11 @@ def is_passing(code: int) -> bool:
     return bool(for_code(code).retriable)
 
 
+def has_moved(code: int) -> bool:
+    """Return whether this error says that somebody else leads the partition, or nobody."""
+    return bool(for_code(code).invalid_metadata)
+
+
 def said(code: int) -> str:
     """Return what an error of a broker means, for a message."""
     return f"{KafkaError(code).str()} ({KafkaError(code).name()})"
