@@ -58,7 +58,7 @@ class GroupClient:
                 self._raise_refusal(doing)
                 raise
 
-        # UnicodeDecodeError: see `metadata_of`.
+        # UnicodeDecodeError: the client may read foreign bytes too, see `metadata_of`.
         try:
             found: list[KafkaPartition] = tenacity.Retrying(
                 stop=tenacity.stop_after_delay(timeout_s),
@@ -154,10 +154,13 @@ def metadata_of(committed: KafkaPartition) -> str:
     """Return the metadata of a committed offset without bytes that the client put behind its end.
 
     The client (confluent-kafka 2.16) reads metadata up to a zero byte, but librdkafka copies it
-    without one, so that foreign bytes may follow; they may even not be text, which is asked again.
-    All metadata of ours are JSON objects.
+    without one, so that foreign bytes may follow, which may even be no text. All metadata of ours
+    are JSON objects, which tell where they end.
     """
-    metadata: str = committed.metadata or ""
+    try:
+        metadata: str = committed.metadata or ""
+    except UnicodeDecodeError as failure:
+        metadata = bytes(failure.object).decode(errors="replace")
     try:
         _, end = _JSON.raw_decode(metadata)
     except ValueError:

@@ -10,6 +10,8 @@ from statestore.ports import Outbox, Records, Source
 from tests.builders import DEADLINE_S
 from tests.contract.broker_worlds import World
 
+# Metadata that are no JSON may have bytes of librdkafka's behind their end (`metadata_of`).
+STAMP = '{"number": 7}'
 YEAR_2013 = 1_357_034_400_000
 Rows = list[Record[bytes | None, bytes | None]]
 

@@ -26,6 +26,8 @@ from statestore.kafka.cluster import KafkaCluster
 from statestore.kafka.monitoring import KafkaMonitoringClient
 from statestore.kafka.outbox import NumberOf, PlainOutbox, TransactionalOutbox, no_number
 from statestore.kafka.source import KafkaSource
+from statestore.kafka.wire.cluster import ClusterMap
+from statestore.kafka.wire.outbox import WireOutbox
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header, Record
 from statestore.ports import (
@@ -182,7 +184,7 @@ class KafkaWorld:
         self._stack.callback(source.close)
         return source
 
-    def outbox(self, name: str = "0_0", **settings: object) -> TransactionalOutbox:
+    def outbox(self, name: str = "0_0", **settings: object) -> Outbox:
         return self.numbered_outbox(name, inputs=(), number_of=no_number, **settings)
 
     def numbered_outbox(
@@ -318,14 +320,45 @@ class KafkaWorld:
         self._stack.close()
 
 
-class UnreachableWorld(KafkaWorld):
+class WireWorld(KafkaWorld):
+    """A real broker by our own client."""
+
+    def outbox(self, name: str = "0_0", **settings: object) -> Outbox:
+        given = self.settings(**settings)
+        cluster = ClusterMap(given, "producer")
+        self._stack.callback(cluster.close)
+        outbox = WireOutbox(
+            given,
+            cluster,
+            transactional_ids=self.transactional_ids(name),
+            group_id=self.application_id,
+        )
+        self._stack.callback(outbox.close)
+        return outbox
+
+    def unreachable(self) -> World:
+        return UnreachableWireWorld(self.kafka)
+
+
+class _Unreachable:
     """An address where nobody listens, and little patience."""
 
     def __init__(self, kafka: LocalKafka) -> None:
-        super().__init__(kafka, "127.0.0.1:9")
+        super().__init__(kafka, "127.0.0.1:9")  # type: ignore[call-arg]  # a KafkaWorld follows
 
     def settings(self, **settings: object) -> Settings:
-        return super().settings(**{"request_timeout_ms": 1000} | settings)
+        made: Settings = super().settings(  # type: ignore[misc]  # a KafkaWorld follows
+            **{"request_timeout_ms": 1000} | settings
+        )
+        return made
+
+
+class UnreachableWorld(_Unreachable, KafkaWorld):
+    """Nobody is there for librdkafka."""
+
+
+class UnreachableWireWorld(_Unreachable, WireWorld):
+    """Nobody is there for our own client."""
 
 
 def _row(message: Message) -> Row:
@@ -337,12 +370,19 @@ def _row(message: Message) -> Row:
     return Row(message.key(), message.value(), at, tuple(headers), partition, offset)
 
 
-@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("kafka", marks=pytest.mark.kafka),
+        pytest.param("wire", marks=pytest.mark.kafka),
+    ]
+)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     if request.param == "memory":
         made: World = MemoryWorld()
     else:
-        made = KafkaWorld(request.getfixturevalue("kafka"))
+        kind = {"kafka": KafkaWorld, "wire": WireWorld}[request.param]
+        made = kind(request.getfixturevalue("kafka"))
     with made:
         yield made
 

@@ -6,7 +6,7 @@ from statestore.errors import TopicMissing, Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.model.time_marks import TimeMark, key_of
 from statestore.ports import Bounds, GroupOffset, InputFacts, Outbox, Records
-from tests.contract.broker_steps import YEAR_2013, commit, opened, send
+from tests.contract.broker_steps import STAMP, YEAR_2013, commit, opened, send
 from tests.contract.broker_worlds import Row, World
 
 
@@ -17,7 +17,7 @@ def produced(world: World, *times: int) -> TopicPartition:
     return tp
 
 
-def commit_input(outbox: Outbox, tp: TopicPartition, offset: int, metadata: str = "m") -> None:
+def commit_input(outbox: Outbox, tp: TopicPartition, offset: int, metadata: str = STAMP) -> None:
     outbox.begin()
     outbox.send_offsets({tp: offset}, metadata)
     outbox.commit()
@@ -53,9 +53,9 @@ def test_an_input_nobody_committed_is_unread_from_its_beginning(world: World) ->
 
 def test_an_input_read_in_part_tells_the_next_record_and_the_newest(world: World) -> None:
     tp = produced(world, 5, 9, 7)
-    commit_input(opened(world), tp, 2, "two")
+    commit_input(opened(world), tp, 2)
     told = facts(world, tp)
-    assert told.committed == GroupOffset(2, "two")
+    assert told.committed == GroupOffset(2, STAMP)
     assert told.next_ms == YEAR_2013 + 7
     assert told.newest_ms is not None
     assert told.newest_ms >= YEAR_2013 + 7
@@ -67,13 +67,13 @@ def test_time_marks_are_neither_next_nor_newest(world: World) -> None:
     world.produce(tp.topic, [Row(mark, None, YEAR_2013 + 90)])
     assert facts(world, tp) == InputFacts(Bounds(0, 2), None, YEAR_2013 + 5, YEAR_2013 + 5)
     commit_input(opened(world), tp, 1)
-    assert facts(world, tp) == InputFacts(Bounds(0, 2), GroupOffset(1, "m"), None, None)
+    assert facts(world, tp) == InputFacts(Bounds(0, 2), GroupOffset(1, STAMP), None, None)
 
 
 def test_an_input_read_to_its_end_has_nothing_next(world: World) -> None:
     tp = produced(world, 5, 9)
     commit_input(opened(world), tp, 2)
-    assert facts(world, tp) == InputFacts(Bounds(0, 2), GroupOffset(2, "m"), None, None)
+    assert facts(world, tp) == InputFacts(Bounds(0, 2), GroupOffset(2, STAMP), None, None)
 
 
 def seen(

@@ -14,6 +14,7 @@ from statestore.model.records import Record
 from statestore.model.time_marks import TimeMark, key_of
 from statestore.ports import GroupOffset, Records
 from tests.contract.broker_steps import (
+    STAMP,
     YEAR_2013,
     commit,
     opened,
@@ -190,10 +191,10 @@ def test_a_transaction_of_offsets_alone_commits_them_with_their_metadata(world: 
     outbox.send_offsets({first: 7, second: 0}, '{"number":1,"stream_time_ms":null}')
     outbox.commit()
     outbox.begin()
-    outbox.send_offsets({first: 9}, "zwei")
+    outbox.send_offsets({first: 9}, '{"number":2}')
     outbox.commit()
     assert cluster.group_offsets([first, second, third]) == {
-        first: GroupOffset(9, "zwei"),
+        first: GroupOffset(9, '{"number":2}'),
         second: GroupOffset(0, '{"number":1,"stream_time_ms":null}'),
     }
 
@@ -211,11 +212,12 @@ def test_pending_offsets_are_waited_for_never_overlooked(world: World) -> None:
     tp = TopicPartition(world.topic(), 0)
     outbox, impatient = opened(world), world.cluster(request_timeout_ms=500)
     outbox.begin()
-    outbox.send_offsets({tp: 7}, "m")
+    outbox.send_offsets({tp: 7}, STAMP)
+    outbox.flush()
     with pytest.raises(Unavailable, match="open"):
         impatient.group_offsets([tp])
     outbox.commit()
-    assert world.cluster().group_offsets([tp]) == {tp: GroupOffset(7, "m")}
+    assert world.cluster().group_offsets([tp]) == {tp: GroupOffset(7, STAMP)}
 
 
 # Records as they are.

@@ -14,6 +14,7 @@ from statestore.model.ids import TopicPartition
 from statestore.ports import GroupOffset, Records, TopicSpec
 from tests.builders import eventually
 from tests.contract.broker_steps import (
+    STAMP,
     YEAR_2013,
     commit,
     opened,
@@ -39,8 +40,8 @@ def test_a_plain_outbox_commits_records_first_and_offsets_when_told(world: World
     assert [row.value for row in world.rows(topic)] == [b"1", b"2"]
     assert outbox.ends() == {tp: 2}
     assert cluster.group_offsets([tp]) == {}
-    outbox.send_offsets({tp: 5}, "meta")
-    assert cluster.group_offsets([tp]) == {tp: GroupOffset(5, "meta")}
+    outbox.send_offsets({tp: 5}, STAMP)
+    assert cluster.group_offsets([tp]) == {tp: GroupOffset(5, STAMP)}
     outbox.begin()
     assert outbox.ends() == {}
     send(outbox, topic, "stays")
@@ -312,7 +313,7 @@ def test_removed_topics_and_offsets_are_gone_and_may_be_removed_again(world: Wor
     outbox = world.plain_outbox()
     outbox.open()
     outbox.begin()
-    outbox.send_offsets({TopicPartition(stays, 0): 3}, "m")
+    outbox.send_offsets({TopicPartition(stays, 0): 3}, STAMP)
     outbox.commit()
     outbox.close()
     for _ in range(2):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -76,6 +76,15 @@ def test_one_that_never_is_ends_in_an_error_of_ours(
 def test_bytes_behind_the_end_are_cut_off(behind: str) -> None:
     answer = KafkaPartition("t", 0, 5, STAMP + behind)
     assert CommitStamp.number_in(metadata_of(answer)) == 7
+
+
+def test_bytes_behind_the_end_may_be_no_text() -> None:
+    class Read:
+        @property
+        def metadata(self) -> str:
+            return (STAMP.encode() + b"\xa4\x01").decode()
+
+    assert CommitStamp.number_in(metadata_of(cast("KafkaPartition", Read()))) == 7
 
 
 @pytest.mark.parametrize("metadata", ["AgAAAXo=", "{", '{"number": -1}', "7"])

@@ -123,7 +123,7 @@ class _Sent(NamedTuple):
 
     data: bytes
     sequence: int
-    count: int
+    rows: int
 
 
 class _Log:
@@ -227,10 +227,10 @@ class Appends:
         for log in self._logs.values():
             if log.keys:
                 self._cut(log, whole=True)
-        while self._advance(deadline_s, wait=True):
+        while self._advance(deadline_s, wait=True) and self._failure is None:
             if monotonic() >= deadline_s:
                 left = sum(
-                    one.count for log in self._logs.values() for one in (*log.flying, *log.queue)
+                    one.rows for log in self._logs.values() for one in (*log.flying, *log.queue)
                 )
                 raise self._cluster.unanswered(
                     f"have {left} records acknowledged", since_s, self._why
@@ -250,9 +250,9 @@ class Appends:
 
     def _check_sizes(self, records: Records) -> None:
         limit = self._options.record_bytes - _OVERHEAD_BYTES
-        if max(map(len, filter(None, records.values)), default=0) <= limit // 2:
-            if max(map(len, filter(None, records.keys)), default=0) <= limit // 2:
-                return
+        columns = records.keys, records.values
+        if sum(max(map(len, filter(None, one)), default=0) for one in columns) <= limit:
+            return
         for at, (key, value) in enumerate(zip(records.keys, records.values, strict=True)):
             if len(key or b"") + len(value or b"") > limit:
                 refused = RecordFailed(
@@ -301,7 +301,7 @@ class Appends:
             chosen = records.choose(count)
             found = [n if m is None else m for m, n in zip(chosen, found, strict=True)]
         if -1 in found:
-            anywhere = self._anywhere[records.topic] = randrange(count)  # noqa: S311 - no secret
+            anywhere = self._anywhere[records.topic] = randrange(count)
             found = [anywhere if place < 0 else place for place in found]
         return found
 
@@ -355,8 +355,6 @@ class Appends:
             self._send(waiting, deadline_s)
         for node in list(self._flights):
             self._read(node, deadline_s, wait=wait)
-            if self._failure is not None:
-                return False
         return any(log.queue or log.flying for log in self._logs.values())
 
     def _send(self, logs: list[_Log], deadline_s: float) -> None:
@@ -417,7 +415,7 @@ class Appends:
             try:
                 link = self._links.to(node, deadline_s)
                 if not link.waiting:
-                    raise Disconnected("the connection was made anew")  # noqa: TRY301
+                    raise Disconnected("the connection was made anew")
                 answer = link.read(deadline_s=deadline_s if wait else 0.0)
             except Disconnected as failure:
                 self._lost(node, failure)
@@ -436,7 +434,7 @@ class Appends:
             for one in topic.partition_responses
         }
         for log, sent in flight:
-            one = told.get(tuple(log.tp))
+            one = told.get((log.tp.topic, log.tp.partition))
             code = KafkaError.REQUEST_TIMED_OUT if one is None else one.error_code
             if not log.flying or log.flying[0] is not sent:
                 # An earlier batch was refused, so this one has to come again, whatever is said.
@@ -445,7 +443,7 @@ class Appends:
                 log.flying.popleft()
                 self._retries = None
                 if log.is_tracked and one is not None and one.base_offset >= 0:
-                    self.ends[log.tp] = one.base_offset + sent.count
+                    self.ends[log.tp] = one.base_offset + sent.rows
             elif is_passing(code):
                 self._again(log, code)
             elif self._failure is None:
