@@ -21,6 +21,7 @@ from statestore.applications import ConfiguredApplication
 from statestore.errors import InvalidSetting
 from statestore.model.modes import (
     IsolationLevel,
+    KafkaClient,
     OnError,
     Optimization,
     ProcessingGuarantee,
@@ -95,6 +96,12 @@ class Settings:
         "ms",
         "How long to wait for an answer of a broker.",
         least=1,
+    )
+    kafka_client: KafkaClient = _setting(
+        "kafka.client",
+        KafkaClient.LIBRDKAFKA,
+        "",
+        "wire: transactions of exactly_once runs by a client of our own (KIP-890).",
     )
     isolation_level: IsolationLevel | None = _setting(
         "default.state.isolation.level",

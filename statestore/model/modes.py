@@ -69,6 +69,13 @@ class OnError(_Word):
     DEAD_LETTER = "dead_letter"
 
 
+class KafkaClient(_Word):
+    """Which client carries the input and output of runs."""
+
+    LIBRDKAFKA = "librdkafka"
+    WIRE = "wire"
+
+
 class Optimization(_Word):
     """The optimizations of a topology that are allowed."""
 

@@ -1,7 +1,13 @@
 """The Kafka clients of one application, made from its settings when they are first asked for."""
 
+import logging
+import threading
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Protocol
 
+from statestore.errors import Misuse
+from statestore.extras import needed
 from statestore.kafka.admin import Admin
 from statestore.kafka.audit_log_reader import KafkaAuditLogReader
 from statestore.kafka.changelog import KafkaChangelog
@@ -9,8 +15,10 @@ from statestore.kafka.clients import Trouble, consumer, producer
 from statestore.kafka.cluster import KafkaCluster
 from statestore.kafka.groups import Groups
 from statestore.kafka.monitoring import KafkaMonitoringClient
-from statestore.kafka.outbox import PlainOutbox, TransactionalOutbox
+from statestore.kafka.outbox import NumberOf, PlainOutbox, TransactionalOutbox
 from statestore.kafka.source import KafkaSource
+from statestore.model.ids import TopicPartition
+from statestore.model.modes import KafkaClient
 from statestore.ports import (
     AuditLogReader,
     Changelog,
@@ -23,6 +31,23 @@ from statestore.settings import Settings
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.plan import TaskPlan, transactional_ids
 
+_log = logging.getLogger(__name__)
+
+
+class OwnClient(Protocol):
+    """`kafka.wire.client.WireClient`, which belongs to an extra."""
+
+    def outbox(
+        self,
+        transactional_ids: Sequence[str],
+        *,
+        group_id: str,
+        inputs: Sequence[TopicPartition],
+        number_of: NumberOf,
+        batch_bytes: int | None,
+    ) -> Outbox: ...
+    def close(self) -> None: ...
+
 
 class KafkaBrokers:
     """`runtime.Brokers` on a real cluster. Its cluster and its changelog share one connection."""
@@ -31,6 +56,9 @@ class KafkaBrokers:
         self._settings = settings
         self._group_id = settings.application_id
         self._groups = Groups(settings)
+        self._lock = threading.Lock()
+        self._made: OwnClient | None = None
+        self._has_asked = False
 
     def cluster(self) -> Cluster:
         return KafkaCluster(self._settings, self._admin, self._groups)
@@ -47,6 +75,15 @@ class KafkaBrokers:
     def task_outbox(self, plan: TaskPlan, batch_bytes: int | None) -> Outbox:
         if not self._settings.exactly_once:
             return PlainOutbox(self._settings, group_id=self._group_id, batch_bytes=batch_bytes)
+        wire = self._wire()
+        if wire is not None:
+            return wire.outbox(
+                transactional_ids(self._group_id, plan.task_id),
+                group_id=self._group_id,
+                inputs=plan.inputs,
+                number_of=CommitStamp.number_in,
+                batch_bytes=batch_bytes,
+            )
         return TransactionalOutbox(
             self._settings,
             transactional_ids=transactional_ids(self._group_id, plan.task_id),
@@ -69,9 +106,31 @@ class KafkaBrokers:
         producer(self._settings, {}, Trouble())
 
     def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
         self._groups.close()
         self._admin.close()
+
+    def _wire(self) -> OwnClient | None:
+        """Return our own client, if it was asked for and can do what the settings ask for."""
+        if self._settings.kafka_client is not KafkaClient.WIRE:
+            return None
+        with self._lock:
+            if not self._has_asked:
+                self._made = _wire_client(self._settings, self._groups)
+                self._has_asked = True
+            return self._made
 
     @cached_property
     def _admin(self) -> Admin:
         return Admin(self._settings)
+
+
+def _wire_client(settings: Settings, groups: Groups) -> OwnClient | None:
+    try:
+        with needed("wire", "kafka.client=wire"):
+            from statestore.kafka.wire.client import WireClient
+    except Misuse as missing:
+        _log.warning("librdkafka does the work: %s", missing)
+        return None
+    return WireClient.of(settings, groups)

@@ -1,0 +1,89 @@
+"""The clients of one application that speak Kafka's protocol themselves (`kafka.client = wire`)."""
+
+import logging
+from collections.abc import Sequence
+
+from statestore.errors import StateStoreError
+from statestore.kafka.groups import Groups
+from statestore.kafka.outbox import NumberOf
+from statestore.kafka.wire import codec
+from statestore.kafka.wire.appends import AppendOptions
+from statestore.kafka.wire.cluster import ClusterMap
+from statestore.kafka.wire.outbox import WireOutbox
+from statestore.kafka.wire.security import Security
+from statestore.model.ids import TopicPartition
+from statestore.ports import Outbox
+from statestore.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+class WireClient:
+    """Makes the clients; they share what they know of the cluster."""
+
+    def __init__(self, settings: Settings, groups: Groups) -> None:
+        self._settings = settings
+        self._groups = groups
+        self._producers = ClusterMap(settings, "producer")
+
+    @classmethod
+    def of(cls, settings: Settings, groups: Groups) -> "WireClient | None":
+        """Return the client, or None where librdkafka has to do its work, and log why.
+
+        InvalidSetting or Unavailable as for any client.
+        """
+        made = cls(settings, groups)
+        try:
+            why = made._lacks()
+        except StateStoreError:
+            made.close()
+            raise
+        if not why:
+            return made
+        made.close()
+        tell_unused(why)
+        return None
+
+    def outbox(
+        self,
+        transactional_ids: Sequence[str],
+        *,
+        group_id: str,
+        inputs: Sequence[TopicPartition],
+        number_of: NumberOf,
+        batch_bytes: int | None,
+    ) -> Outbox:
+        """Return the outbox of a stream task under exactly_once."""
+        return WireOutbox(
+            self._settings,
+            self._producers,
+            transactional_ids=transactional_ids,
+            group_id=group_id,
+            inputs=inputs,
+            number_of=number_of,
+            batch_bytes=batch_bytes,
+            groups=self._groups,
+        )
+
+    def close(self) -> None:
+        """Close the connections that its clients share."""
+        self._producers.close()
+
+    def _lacks(self) -> str:
+        """Return what librdkafka has and this client has not, as far as it is asked for."""
+        if not codec.available():
+            return codec.unavailable_reason()
+        unknown = [
+            *Security.not_taken(self._settings.client_config("producer")),
+            *AppendOptions.not_taken(self._settings),
+        ]
+        if unknown:
+            return f"it does not know {', '.join(unknown)}"
+        if not self._producers.has_transactions():
+            return "the cluster's feature transaction.version is below 2 (KIP-890)"
+        return ""
+
+
+def tell_unused(why: object) -> None:
+    """Log that librdkafka does the work of the client that was asked for."""
+    _log.warning("kafka.client=wire is not used, librdkafka is: %s", why)
