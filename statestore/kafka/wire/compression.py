@@ -17,6 +17,12 @@ _BLOCK_HEADER = 4
 # A copy of 64 bytes takes three, so no block becomes larger by more than this.
 _SNAPPY_RATIO_MAX = 32
 _snappy = pa.Codec("snappy")
+# The header of a frame whose blocks do not refer to each other, and have 64 KiB at most; with its
+# checksum. pyarrow's own frames have blocks that do, which Java's brokers refuse.
+_LZ4_HEADER = bytes.fromhex("04224d18604082")
+_LZ4_BLOCK = 64 << 10
+_LZ4_PLAIN = 1 << 31
+_lz4_block = pa.Codec("lz4_raw")
 
 
 def decompress(codec: str, data: memoryview) -> Buffer:
@@ -30,8 +36,21 @@ def decompress(codec: str, data: memoryview) -> Buffer:
 
 def compress(codec: str, data: memoryview) -> Buffer:
     """Return the bytes as one frame, or one raw block, of that codec."""
+    if codec == "lz4":
+        return b"".join(_lz4_frame(data))
     packed: Buffer = pa.Codec(codec).compress(pa.py_buffer(data))
     return packed
+
+
+def _lz4_frame(data: memoryview) -> Iterator[Buffer]:
+    yield _LZ4_HEADER
+    for at in range(0, len(data), _LZ4_BLOCK):
+        plain = data[at : at + _LZ4_BLOCK]
+        packed = _lz4_block.compress(pa.py_buffer(plain))
+        fits = packed.size < len(plain)
+        yield (packed.size if fits else len(plain) | _LZ4_PLAIN).to_bytes(4, "little")
+        yield packed if fits else plain
+    yield bytes(4)
 
 
 def _snappy_blocks(data: memoryview) -> Iterator[Buffer]:
