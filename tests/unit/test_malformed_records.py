@@ -37,6 +37,7 @@ SAMPLE = b"".join([
     transactional(11, 7, "aborted", "too"),
     marker(13, 7, ABORT),
     batch(14, [Row(0, None), Row(3, b"", b"")], last_delta=5),
+    batch(20, record(Row(0, b"last"), HEADERS), count=1, last_delta=0),
 ])  # fmt: skip
 
 
