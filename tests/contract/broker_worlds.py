@@ -324,6 +324,17 @@ class WireWorld(KafkaWorld):
     """A real broker by our own client."""
 
     def outbox(self, name: str = "0_0", **settings: object) -> Outbox:
+        return self.wire_outbox(name, inputs=(), number_of=no_number, **settings)
+
+    def wire_outbox(
+        self,
+        name: str = "0_0",
+        *,
+        inputs: Sequence[TopicPartition] = (),
+        number_of: NumberOf = CommitStamp.number_in,
+        **settings: object,
+    ) -> WireOutbox:
+        """As a stream task has it: its transactions carry the numbers of commits."""
         given = self.settings(**settings)
         cluster = ClusterMap(given, "producer")
         self._stack.callback(cluster.close)
@@ -332,6 +343,8 @@ class WireWorld(KafkaWorld):
             cluster,
             transactional_ids=self.transactional_ids(name),
             group_id=self.application_id,
+            inputs=inputs,
+            number_of=number_of,
         )
         self._stack.callback(outbox.close)
         return outbox
@@ -384,6 +397,12 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         kind = {"kafka": KafkaWorld, "wire": WireWorld}[request.param]
         made = kind(request.getfixturevalue("kafka"))
     with made:
+        yield made
+
+
+@pytest.fixture
+def wire_world(kafka: LocalKafka) -> Iterator[WireWorld]:
+    with WireWorld(kafka) as made:
         yield made
 
 

@@ -1,16 +1,16 @@
 """Brokers that fall silent: a broker of its own, as nobody else could use it meanwhile."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from statestore.errors import CommitUnknown
+from statestore.errors import CommitUnknown, Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.ports import Records
 from statestore.testing.local_kafka import LocalKafka
 from tests.contract.broker_steps import commit, opened, read_all, send, values
-from tests.contract.broker_worlds import KafkaWorld, World
+from tests.contract.broker_worlds import KafkaWorld, WireWorld, World
 from tests.shared_kafka import CONFIG
 
 
@@ -53,3 +53,37 @@ def test_closing_does_not_wait_for_a_silent_broker(kafka_world: KafkaWorld) -> N
         outbox.close()
         plain.close()
         source.close()
+
+
+@pytest.mark.kafka
+def test_records_without_an_answer_are_unavailable_and_the_id_goes_on(
+    wire_world: WireWorld,
+) -> None:
+    topic = wire_world.topic()
+    outbox = wire_world.wire_outbox(
+        inputs=[TopicPartition(topic, 0)], number_of=lambda _: 0, request_timeout_ms=500
+    )
+    outbox.open()
+    outbox.begin(1)
+    send(outbox, topic, "known")
+    outbox.flush()
+    with wire_world.silent_commit("0_0"):
+        send(outbox, topic, "unknown")
+        with pytest.raises(Unavailable, match=r"have 1 records acknowledged: .*did not answer"):
+            outbox.flush()
+        outbox.abort()
+    _insist(lambda: outbox.begin(1))
+    send(outbox, topic, "again")
+    _insist(outbox.commit)
+    assert [row.value for row in wire_world.rows(topic)] == [b"again"]
+
+
+def _insist(call: Callable[[], object]) -> None:
+    """Repeat a call that a broker, which was silent until now, does not answer at once."""
+    for _ in range(20):
+        try:
+            call()
+        except (CommitUnknown, Unavailable):
+            continue
+        return
+    call()
