@@ -144,6 +144,11 @@ def consumer(
         raise translated(failure, "create a consumer") from failure
 
 
+def check_consumer(settings: Settings) -> None:
+    """Raise InvalidSetting for a property of consumers that users cannot change."""
+    _check_fixed("consumer", settings.client_config("consumer"), _CONSUMER_FIXED)
+
+
 def producer(
     settings: Settings, extra: Properties, trouble: Trouble, batch_bytes: int | None = None
 ) -> Producer:
@@ -210,11 +215,15 @@ def _config(
 ) -> dict[str, Any]:
     settings.require("bootstrap.servers")
     chosen = settings.client_config(role)
+    _check_fixed(role, chosen, fixed)
+    named = {"client.id": settings.application_id} if settings.application_id else {}
+    return {**_ALL, **defaults, **named, **chosen, **fixed, "error_cb": trouble, "logger": _log}
+
+
+def _check_fixed(role: str, chosen: Mapping[str, str], fixed: Properties) -> None:
     for key in fixed:
         if key in chosen:
             raise InvalidSetting(
                 f"{role}.{key} = {chosen[key]!r}: the guarantees depend on {fixed[key]!r}: "
                 "remove the setting"
             )
-    named = {"client.id": settings.application_id} if settings.application_id else {}
-    return {**_ALL, **defaults, **named, **chosen, **fixed, "error_cb": trouble, "logger": _log}

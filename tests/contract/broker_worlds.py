@@ -28,6 +28,7 @@ from statestore.kafka.outbox import NumberOf, PlainOutbox, TransactionalOutbox, 
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.wire.cluster import ClusterMap
 from statestore.kafka.wire.outbox import WireOutbox
+from statestore.kafka.wire.source import WireSource
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header, Record
 from statestore.ports import (
@@ -323,6 +324,14 @@ class KafkaWorld:
 class WireWorld(KafkaWorld):
     """A real broker by our own client."""
 
+    def source(self, **settings: object) -> Source:
+        given = self.settings(**settings)
+        cluster = ClusterMap(given, "consumer")
+        self._stack.callback(cluster.close)
+        source = WireSource(given, cluster)
+        self._stack.callback(source.close)
+        return source
+
     def outbox(self, name: str = "0_0", **settings: object) -> Outbox:
         return self.wire_outbox(name, inputs=(), number_of=no_number, **settings)
 
@@ -403,6 +412,13 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 @pytest.fixture
 def wire_world(kafka: LocalKafka) -> Iterator[WireWorld]:
     with WireWorld(kafka) as made:
+        yield made
+
+
+@pytest.fixture(params=[KafkaWorld, WireWorld], ids=["kafka", "wire"])
+def reading_world(request: pytest.FixtureRequest, kafka: LocalKafka) -> Iterator[KafkaWorld]:
+    """A world for each client that reads."""
+    with request.param(kafka) as made:
         yield made
 
 

@@ -11,6 +11,7 @@ from statestore.errors import Fenced, InvalidSetting, RecordFailed, StateStoreEr
 from statestore.kafka import source as kafka_source
 from statestore.kafka.epochs import abort_open_transactions
 from statestore.kafka.outbox import TransactionalOutbox
+from statestore.kafka.wire import source as wire_source
 from statestore.model.ids import TopicPartition
 from statestore.ports import Outbox, Records
 from statestore.tasks.commit import CommitStamp
@@ -111,7 +112,8 @@ def test_time_zero_is_stamped_one_millisecond_late(kafka_world: KafkaWorld) -> N
 def test_a_poll_of_large_values_ends_before_memory_does(
     kafka_world: KafkaWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_source, "_BATCH_BYTES", 1 << 20)
+    for module in (kafka_source, wire_source):
+        monkeypatch.setattr(module, "_BATCH_BYTES", 1 << 20)
     topic = kafka_world.topic()
     kafka_world.produce(topic, [Row(None, bytes(1000), 1) for _ in range(6000)])
     tp, reader = TopicPartition(topic, 0), kafka_world.source()

@@ -7,7 +7,7 @@ connections of one client, used by one thread.
 
 import random
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from time import monotonic
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -140,6 +140,23 @@ class ClusterMap:
                 self._refresh(missing, wanted)
             return {tp: self._leaders[tp] for tp in wanted}
 
+    def look_up(
+        self, tps: Iterable[TopicPartition], deadline_s: float
+    ) -> dict[TopicPartition, Leader | int]:
+        """Return who leads each of these partitions, or Kafka's code that says why nobody does.
+
+        It asks at most once. Disconnected if nobody answers by `deadline_s`.
+        """
+        wanted = list(tps)
+        if not self._lock.acquire(timeout=max(deadline_s - monotonic(), 0)):
+            raise Disconnected(f"{self._servers} did not answer another question in time")
+        try:
+            missing = sorted({tp.topic for tp in wanted if tp not in self._leaders})
+            codes = self._codes(missing, deadline_s) if missing else {}
+            return {tp: self._leaders.get(tp) or self._absence(tp, codes) for tp in wanted}
+        finally:
+            self._lock.release()
+
     def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has; TopicMissing if there is none of that name."""
         with self._lock:
@@ -249,6 +266,27 @@ class ClusterMap:
                 raise Moving(f"{tp} has no leader")
 
         self._asked(ask, f"find the partitions of {', '.join(topics)}", self._deadline_s())
+
+    def _codes(self, topics: list[str], deadline_s: float) -> dict[str, int]:
+        """Ask once for these topics; return Kafka's code for each of them, 0 if it exists."""
+        try:
+            if self._link is None:
+                self._link = self._any_link(deadline_s)
+            found = self._metadata(self._link, topics, deadline_s)
+        except Disconnected:
+            if self._link is not None:
+                self._link.close()
+                self._link = None
+            raise
+        return {topic.name: topic.error_code for topic in found.topics}
+
+    def _absence(self, tp: TopicPartition, codes: Mapping[str, int]) -> int:
+        if code := codes.get(tp.topic, 0):
+            return code
+        is_there = tp.partition < self._counts.get(tp.topic, 0)
+        return int(
+            KafkaError.LEADER_NOT_AVAILABLE if is_there else KafkaError.UNKNOWN_TOPIC_OR_PART
+        )
 
     def _metadata(self, link: Connection, topics: list[str], deadline_s: float) -> Any:
         kind = MetadataRequest.MetadataRequestTopic
