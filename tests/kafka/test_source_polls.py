@@ -3,12 +3,16 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
 
 from statestore.kafka.source import KafkaSource
+from statestore.kafka.wire.cluster import ClusterMap
+from statestore.kafka.wire.source import WireSource
 from statestore.model.ids import TopicPartition
+from statestore.ports import Source
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 
@@ -20,8 +24,8 @@ WAITING_S = 60
 BACKLOG = 50_000
 
 
-@pytest.fixture
-def source(kafka: LocalKafka) -> Iterator[KafkaSource]:
+@pytest.fixture(params=["librdkafka", "wire"])
+def source(kafka: LocalKafka, request: pytest.FixtureRequest) -> Iterator[Source]:
     settings = Settings.of(
         {
             "application.id": "polls",
@@ -30,8 +34,12 @@ def source(kafka: LocalKafka) -> Iterator[KafkaSource]:
             "consumer.socket.timeout.ms": 300_000,
         }
     )
-    with closing(KafkaSource(settings, group_id="polls")) as source:
-        yield source
+    with closing(ClusterMap(settings, "consumer")) as cluster:
+        made: Source = KafkaSource(settings, group_id="polls")
+        if request.param == "wire":
+            made = WireSource(settings, cluster)
+        with closing(made) as source:
+            yield source
 
 
 def produce(kafka: LocalKafka, topic: str, count: int) -> TopicPartition:
@@ -44,7 +52,7 @@ def produce(kafka: LocalKafka, topic: str, count: int) -> TopicPartition:
     return TopicPartition(topic, 0)
 
 
-def polled(source: KafkaSource, most: int) -> list[int]:
+def polled(source: Source, most: int) -> list[int]:
     """Return the offsets of one poll, which may wait for longer than the test does."""
     with ThreadPoolExecutor(1) as thread:
         batches = thread.submit(source.poll, most, FETCH_WAIT_S * 1000, soon=True).result(WAITING_S)
@@ -52,14 +60,14 @@ def polled(source: KafkaSource, most: int) -> list[int]:
 
 
 def test_a_poll_ends_with_the_first_records_and_does_not_wait_for_the_end_of_the_log(
-    kafka: LocalKafka, source: KafkaSource
+    kafka: LocalKafka, source: Source
 ) -> None:
-    source.start({produce(kafka, "polls-few", 3): 0})
+    source.start({produce(kafka, f"polls-few-{uuid4().hex[:8]}", 3): 0})
     assert polled(source, 1000) == [0, 1, 2]
 
 
-def test_a_backlog_comes_in_large_batches(kafka: LocalKafka, source: KafkaSource) -> None:
-    source.start({produce(kafka, "polls-many", BACKLOG): 0})
+def test_a_backlog_comes_in_large_batches(kafka: LocalKafka, source: Source) -> None:
+    source.start({produce(kafka, f"polls-many-{uuid4().hex[:8]}", BACKLOG): 0})
     sizes, seen = [], 0
     while seen < BACKLOG:
         offsets = polled(source, 20_000)

@@ -115,6 +115,7 @@ class WireSource:
         room, bytes_left, news, heard = max_records, _BATCH_BYTES, False, False
         while True:
             next_try_s = self._fetching.send(self._turns)
+            news |= any(log.fetched and not log.is_paused for log in self._turns)
             room, bytes_left = self._take(rows, room, bytes_left)
             if room <= 0 or bytes_left <= 0 or self._raise_failure(rows):
                 break
