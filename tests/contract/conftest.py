@@ -11,11 +11,11 @@ from rocksdict import AccessType, Options, Rdict
 from statestore.engines.memory import MemoryEngine
 from statestore.engines.rocks import RocksMemory, RocksTuning, open_rocks
 from statestore.ports import Engine
-from tests.contract.broker_worlds import kafka_world, wire_world, world
+from tests.contract.broker_worlds import kafka_world, reading_world, wire_world, world
 from tests.contract.versioned_worlds import on_disk, opened
 
 # Fixtures of the broker suite and of versioned stores.
-__all__ = ["kafka_world", "on_disk", "opened", "wire_world", "world"]
+__all__ = ["kafka_world", "on_disk", "opened", "reading_world", "wire_world", "world"]
 
 TABLES = ("data", "offsets")
 MEMORY = RocksMemory.of_bytes(16 << 20)

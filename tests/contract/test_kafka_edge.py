@@ -110,13 +110,13 @@ def test_time_zero_is_stamped_one_millisecond_late(kafka_world: KafkaWorld) -> N
 
 
 def test_a_poll_of_large_values_ends_before_memory_does(
-    kafka_world: KafkaWorld, monkeypatch: pytest.MonkeyPatch
+    reading_world: KafkaWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (kafka_source, wire_source):
         monkeypatch.setattr(module, "_BATCH_BYTES", 1 << 20)
-    topic = kafka_world.topic()
-    kafka_world.produce(topic, [Row(None, bytes(1000), 1) for _ in range(6000)])
-    tp, reader = TopicPartition(topic, 0), kafka_world.source()
+    topic = reading_world.topic()
+    reading_world.produce(topic, [Row(None, bytes(1000), 1) for _ in range(6000)])
+    tp, reader = TopicPartition(topic, 0), reading_world.source()
     reader.start({tp: 0})
     sizes: list[int] = []
     while reader.position(tp) < 6000:
@@ -125,9 +125,9 @@ def test_a_poll_of_large_values_ends_before_memory_does(
     assert max(sizes) <= 2100, "a megabyte, and a call into the client"
 
 
-def test_a_source_that_hears_nothing_says_so(kafka_world: KafkaWorld) -> None:
-    tp = TopicPartition(kafka_world.topic(), 0)
-    source = kafka_world.unreachable().source()
+def test_a_source_that_hears_nothing_says_so(reading_world: KafkaWorld) -> None:
+    tp = TopicPartition(reading_world.topic(), 0)
+    source = reading_world.unreachable().source()
     source.start({tp: 0})
     heard: list[StateStoreError] = []
     deadline = time.monotonic() + DEADLINE_S

@@ -34,13 +34,13 @@ def test_an_unanswered_commit_goes_on_when_called_again(world: World) -> None:
 
 
 @pytest.mark.kafka
-def test_closing_does_not_wait_for_a_silent_broker(kafka_world: KafkaWorld) -> None:
-    topic = kafka_world.topic()
+def test_closing_does_not_wait_for_a_silent_broker(reading_world: KafkaWorld) -> None:
+    topic = reading_world.topic()
     tp = TopicPartition(topic, 0)
     # Whatever waits for an answer here runs into the time limit of the test.
     patient: dict[str, Any] = {"request_timeout_ms": 600_000}
-    outbox, plain = kafka_world.outbox(**patient), kafka_world.plain_outbox(**patient)
-    source = kafka_world.source(**patient)
+    outbox, plain = reading_world.outbox(**patient), reading_world.plain_outbox(**patient)
+    source = reading_world.source(**patient)
     outbox.open()
     outbox.begin()
     outbox.send(Records(topic, [b"k"], [b"v"], [1], partition=0))
@@ -48,7 +48,7 @@ def test_closing_does_not_wait_for_a_silent_broker(kafka_world: KafkaWorld) -> N
     plain.open()
     source.start({tp: 0})
     source.poll(1, 500)
-    with kafka_world.silent_commit("0_0"):
+    with reading_world.silent_commit("0_0"):
         plain.send(Records(topic, [b"k"], [b"v"], [1], partition=0))
         outbox.close()
         plain.close()
