@@ -142,7 +142,7 @@ class Fetched:
         return found
 
 
-class Rows:
+class FetchedRows:
     """Columns of one partition, to which `add` appends records in order."""
 
     __slots__ = ("_headers", "_keys", "_offsets", "_times", "_values")

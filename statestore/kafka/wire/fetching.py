@@ -173,7 +173,7 @@ class _Broker:
         return inf if self.asked else max(self.quiet_s, self.again.at_s)
 
 
-class Fetching:
+class Fetcher:
     """The fetches of one source: `send` asks, `receive` takes in what was answered.
 
     The logs are the caller's, and have what came and went wrong.

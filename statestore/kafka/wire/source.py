@@ -12,8 +12,8 @@ from time import monotonic
 from statestore.errors import InvalidSetting, Unavailable
 from statestore.kafka.clients import check_consumer
 from statestore.kafka.wire.cluster import ClusterMap
-from statestore.kafka.wire.fetched import Rows
-from statestore.kafka.wire.fetching import Fetching, FetchLimits, PartitionLog
+from statestore.kafka.wire.fetched import FetchedRows
+from statestore.kafka.wire.fetching import Fetcher, FetchLimits, PartitionLog
 from statestore.kafka.wire.security import Security
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
@@ -82,7 +82,7 @@ class WireSource:
         check_consumer(settings)
         self._settings = settings
         self._limits = _limits(settings.client_config("consumer"))
-        self._fetching = Fetching(cluster, self._limits)
+        self._fetcher = Fetcher(cluster, self._limits)
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._turns: deque[PartitionLog] = deque()
         self._polled_s = 0.0
@@ -93,7 +93,7 @@ class WireSource:
 
         The first poll asks the brokers: who never polls costs no connection.
         """
-        self._fetching.restart()
+        self._fetcher.restart()
         check_crc = self._limits.check_crc
         self._logs = {tp: PartitionLog(tp, at, check_crc=check_crc) for tp, at in positions.items()}
         self._turns = deque(self._logs.values())
@@ -111,10 +111,10 @@ class WireSource:
         silence, self._silence = self._silence, None
         if silence is not None:
             raise silence
-        rows: dict[TopicPartition, Rows] = {}
+        rows: dict[TopicPartition, FetchedRows] = {}
         room, bytes_left, news, heard = max_records, _BATCH_BYTES, False, False
         while True:
-            next_try_s = self._fetching.send(self._turns)
+            next_try_s = self._fetcher.send(self._turns)
             news |= any(log.fetched and not log.is_paused for log in self._turns)
             room, bytes_left = self._take(rows, room, bytes_left)
             if room <= 0 or bytes_left <= 0 or self._raise_failure(rows):
@@ -123,7 +123,7 @@ class WireSource:
                 break
             if heard and monotonic() >= deadline_s:
                 break
-            news |= self._fetching.receive(min(deadline_s, next_try_s))
+            news |= self._fetcher.receive(min(deadline_s, next_try_s))
             heard = True
         if (silence := self._check_alive()) is not None:
             if not rows:
@@ -156,10 +156,10 @@ class WireSource:
 
     def close(self) -> None:
         """Stop fetching. Closing twice is harmless."""
-        self._fetching.close()
+        self._fetcher.close()
 
     def _take(
-        self, rows: dict[TopicPartition, Rows], room: int, bytes_left: int
+        self, rows: dict[TopicPartition, FetchedRows], room: int, bytes_left: int
     ) -> tuple[int, int]:
         """Move what was fetched into `rows`, in turns; return how many and how much still fit.
 
@@ -176,13 +176,13 @@ class WireSource:
             taken = log.take(room, bytes_left)
             if taken is not None and taken.stop > taken.start:
                 if log.tp not in rows:
-                    rows[log.tp] = Rows()
+                    rows[log.tp] = FetchedRows()
                 rows[log.tp].add(taken)
                 room -= taken.stop - taken.start
                 bytes_left -= taken.size_bytes
         return room, bytes_left
 
-    def _raise_failure(self, rows: Mapping[TopicPartition, Rows]) -> bool:
+    def _raise_failure(self, rows: Mapping[TopicPartition, FetchedRows]) -> bool:
         """Raise why a partition cannot be read on; True if records have to be returned first."""
         for log in self._turns:
             if log.failure is not None and not log.is_paused and not log.fetched:
@@ -191,7 +191,7 @@ class WireSource:
                 raise log.failure
         return False
 
-    def _is_enough(self, rows: Mapping[TopicPartition, Rows], *, soon: bool) -> bool:
+    def _is_enough(self, rows: Mapping[TopicPartition, FetchedRows], *, soon: bool) -> bool:
         """Return whether a poll that has news may end before its time."""
         read = [log for log in self._turns if not log.is_paused]
         if all(log.at_end() for log in read):
@@ -201,7 +201,7 @@ class WireSource:
     def _leave_out_absence(self) -> None:
         """Count only the time of polls as silence."""
         absence_s = monotonic() - self._polled_s
-        self._fetching.leave_out(absence_s)
+        self._fetcher.leave_out(absence_s)
         for log in self._logs.values():
             log.heard_s += absence_s
 
@@ -217,7 +217,7 @@ class WireSource:
         if not silent:
             return None
         silent_s = now_s - min(log.heard_s for log in silent)
-        trouble = f" ({self._fetching.trouble})" if self._fetching.trouble else ""
+        trouble = f" ({self._fetcher.trouble})" if self._fetcher.trouble else ""
         return Unavailable(
             f"{self._settings.bootstrap_servers} sent nothing about "
             f"{', '.join(str(log.tp) for log in silent)} for {round(silent_s, 1):g} s{trouble}: "
