@@ -24,6 +24,7 @@ import click
 from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
 
 from statestore.faults import VARIABLE, CrashPoint
+from statestore.model.modes import KafkaClient
 from statestore.testing.local_kafka import LocalKafka
 from tests.bench.bench_tasks import MASTER, MICRO_BATCH, Rig, environment, session
 from tests.bench.harness import ROOT, Bench, scratch
@@ -36,6 +37,7 @@ OPEN_AT_THE_KILL = 200_000
 _RUN_S = 20
 _WARM_S = 5
 _PER_SECOND = 1000
+_INTERVALS_MS = (10, 100)
 _SENT_AT = struct.Struct(">q")
 _STATESTORE = str(Path(sys.executable).with_name("statestore"))
 
@@ -104,9 +106,21 @@ def bench_starts(bench: Bench, rig: Rig, repeats: int) -> None:
 
 
 def bench_latency(bench: Bench, rig: Rig) -> None:
+    """With both clients, by turns, committing often and as often as by default."""
+    for interval_ms in _INTERVALS_MS:
+        for client in KafkaClient:
+            _latency(bench, rig, client, interval_ms)
+
+
+def _latency(bench: Bench, rig: Rig, client: KafkaClient, interval_ms: int) -> None:
     """Each record carries when it was sent."""
     outputs = _Outputs(rig)
-    command = [*rig.command([_STATESTORE, "run"], "passing", "trickle"), f"--run-for={_RUN_S}"]
+    command = [
+        *rig.command([_STATESTORE, "run"], "passing", f"trickle-{client}-{interval_ms}"),
+        f"--run-for={_RUN_S}",
+        f"--set=kafka.client={client}",
+        f"--set=commit.interval.ms={interval_ms}",
+    ]
     stop = threading.Event()
     sender = threading.Thread(target=_trickle, args=(rig, stop), daemon=True)
     with (
@@ -129,7 +143,8 @@ def bench_latency(bench: Bench, rig: Rig) -> None:
     ]
     cuts = statistics.quantiles(late, n=100)
     for share in (50, 95, 99):
-        bench.add(f"produce to committed output, {share} %", "ms", [cuts[share - 1]])
+        name = f"{client}, a commit each {interval_ms} ms: produce to committed output, {share} %"
+        bench.add(name, "ms", [cuts[share - 1]])
 
 
 def _trickle(rig: Rig, stop: threading.Event) -> None:
