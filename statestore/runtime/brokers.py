@@ -46,6 +46,7 @@ class OwnClient(Protocol):
         number_of: NumberOf,
         batch_bytes: int | None,
     ) -> Outbox: ...
+    def source(self) -> Source: ...
     def close(self) -> None: ...
 
 
@@ -67,6 +68,9 @@ class KafkaBrokers:
         return KafkaChangelog(self._settings, self._admin)
 
     def source(self) -> Source:
+        wire = self._wire()
+        if wire is not None:
+            return wire.source()
         return KafkaSource(self._settings, group_id=self._group_id)
 
     def outbox(self) -> Outbox:

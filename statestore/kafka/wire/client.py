@@ -11,8 +11,9 @@ from statestore.kafka.wire.appends import AppendOptions
 from statestore.kafka.wire.cluster import ClusterMap
 from statestore.kafka.wire.outbox import WireOutbox
 from statestore.kafka.wire.security import Security
+from statestore.kafka.wire.source import WireSource, not_taken
 from statestore.model.ids import TopicPartition
-from statestore.ports import Outbox
+from statestore.ports import Outbox, Source
 from statestore.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ class WireClient:
     def __init__(self, settings: Settings, groups: Groups) -> None:
         self._settings = settings
         self._groups = groups
+        self._consumers = ClusterMap(settings, "consumer")
         self._producers = ClusterMap(settings, "producer")
 
     @classmethod
@@ -65,8 +67,13 @@ class WireClient:
             groups=self._groups,
         )
 
+    def source(self) -> Source:
+        """Return the source of a stream task."""
+        return WireSource(self._settings, self._consumers)
+
     def close(self) -> None:
         """Close the connections that its clients share."""
+        self._consumers.close()
         self._producers.close()
 
     def _lacks(self) -> str:
@@ -76,6 +83,7 @@ class WireClient:
         unknown = [
             *Security.not_taken(self._settings.client_config("producer")),
             *AppendOptions.not_taken(self._settings),
+            *not_taken(self._settings),
         ]
         if unknown:
             return f"it does not know {', '.join(unknown)}"
