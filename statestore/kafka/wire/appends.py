@@ -218,15 +218,20 @@ class Appends:
         deadline_s = monotonic() + self._cluster.timeout_s
         self._advance(deadline_s, wait=False)
 
+    def push(self) -> None:
+        """Send all that is there, and wait for nothing."""
+        for log in self._logs.values():
+            if log.keys:
+                self._cut(log, whole=True)
+        self._advance(monotonic() + self._cluster.timeout_s, wait=False)
+
     def finish(self, deadline_s: float) -> None:
         """Wait until every record is acknowledged; raise the error of the first that was refused.
 
         Unavailable if some have no answer by the deadline.
         """
         since_s = monotonic()
-        for log in self._logs.values():
-            if log.keys:
-                self._cut(log, whole=True)
+        self.push()
         while self._advance(deadline_s, wait=True) and self._failure is None:
             if monotonic() >= deadline_s:
                 left = sum(

@@ -123,6 +123,8 @@ class WireOutbox:
         self._ready()
         assert self._group_id is not None, "an outbox without a group has no inputs"
         self._settle_offsets(self._deadline_s())
+        with self._noting(), self._waits.of("flush"):
+            self._appends.push()
         self._has_offsets = True
         link: Connection | None = None
         with self._waits.of("offsets"), suppress(Disconnected):
