@@ -58,6 +58,7 @@ _WITHOUT_MEANING = frozenset(
         "request.required.acks",
         "retry.backoff.max.ms",
         "retry.backoff.ms",
+        "socket.timeout.ms",
         "socket.keepalive.enable",
         "socket.nagle.disable",
         "statistics.interval.ms",
@@ -421,13 +422,14 @@ class Appends:
                 link = self._links.to(node, deadline_s)
                 if not link.waiting:
                     raise Disconnected("the connection was made anew")
-                answer = link.read(deadline_s=deadline_s if wait else 0.0)
+                until_s = min(deadline_s, monotonic() + self._cluster.answer_s)
+                answer = link.read(deadline_s=until_s if wait else 0.0)
             except Disconnected as failure:
                 self._lost(node, failure)
                 return
             if answer is None:
-                if wait:  # it is too late
-                    self._why = f"broker {node} does not answer"
+                if wait:
+                    self._lost(node, Disconnected(f"broker {node} does not answer"))
                 return
             wait = False
             self._take_in(flights.popleft(), answer)

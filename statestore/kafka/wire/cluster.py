@@ -20,7 +20,7 @@ from kafka.protocol.metadata import (
     MetadataResponse,
 )
 
-from statestore.errors import StateStoreError, Unavailable
+from statestore.errors import InvalidSetting, StateStoreError, Unavailable
 from statestore.kafka.error_codes import error_for
 from statestore.kafka.wire.connection import BrokerAddress, Connection, Disconnected
 from statestore.kafka.wire.security import Security
@@ -101,6 +101,7 @@ class ClusterMap:
         self._security = Security.of(config)
         self._client_id = config.get("client.id", settings.application_id or "statestore")
         self._timeout_s = settings.request_timeout_ms / 1000
+        self._answer_s = min(_milliseconds(config, "socket.timeout.ms", 30_000), self._timeout_s)
         self._lock = threading.Lock()
         self._link: Connection | None = None
         self._nodes: dict[int, BrokerAddress] = {}
@@ -113,6 +114,11 @@ class ClusterMap:
     def timeout_s(self) -> float:
         """How long to wait for an answer of a broker."""
         return self._timeout_s
+
+    @property
+    def answer_s(self) -> float:
+        """How long to wait for one answer before a connection is given up and another is made."""
+        return self._answer_s
 
     def connect(self, node: int, deadline_s: float) -> Connection:
         """Return a new connection to a broker; Disconnected if there is none."""
@@ -221,7 +227,7 @@ class ClusterMap:
             try:
                 if self._link is None:
                     self._link = self._any_link(deadline_s)
-                return ask(self._link, deadline_s)
+                return ask(self._link, min(deadline_s, monotonic() + self._answer_s))
             except (Disconnected, Moving) as failure:
                 why = str(failure)
                 if isinstance(failure, Disconnected) and self._link is not None:
@@ -322,6 +328,13 @@ class ClusterMap:
             raise error_for(KafkaError(found.error_code), doing)
         self._nodes[found.node_id] = BrokerAddress(found.host, found.port)
         return int(found.node_id)
+
+
+def _milliseconds(config: Mapping[str, str], key: str, default: int) -> float:
+    try:
+        return int(config.get(key, default)) / 1000
+    except ValueError:
+        raise InvalidSetting(f"{key} = {config[key]!r} is not a number of milliseconds") from None
 
 
 class Links:

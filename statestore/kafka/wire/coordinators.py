@@ -63,7 +63,8 @@ class Coordinator:
             try:
                 link = self.send(make, response, deadline_s) if first is None else first
                 first = None
-                answer = link.read(deadline_s=deadline_s)
+                until_s = min(deadline_s, monotonic() + self._cluster.answer_s)
+                answer = link.read(deadline_s=until_s)
                 if answer is None:
                     link.close()
                     raise Disconnected(f"{link.address}: no answer to {response.name}")

@@ -334,7 +334,7 @@ class Fetcher:
         broker.asked = asked
         for log in logs:
             log.is_asked = True
-        broker.due_s = monotonic() + wait_ms / 1000 + self._cluster.timeout_s
+        broker.due_s = monotonic() + wait_ms / 1000 + self._cluster.answer_s
 
     def _lost_connection(
         self, node: int, why: str, logs: Iterable[PartitionLog] | None = None
