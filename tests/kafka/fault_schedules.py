@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -30,6 +31,7 @@ from statestore.errors import Action as Advice
 from statestore.errors import StateStoreError
 from statestore.kafka.testing import TopicPlan, admin, create_topics
 from statestore.model.ids import TopicPartition
+from statestore.model.modes import KafkaClient
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S, ROOT
 from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Moment, Of
@@ -148,6 +150,8 @@ class Order(msgspec.Struct):
     """What a process of its own is to run."""
 
     seeds: list[int]
+    clients: tuple[str, ...] = (KafkaClient.LIBRDKAFKA,)
+    """The values of `kafka.client` of which each life has one."""
     one_epoch: bool = False
     to_the_first_finding: bool = False
 
@@ -176,7 +180,7 @@ def main() -> None:
         kafka = stack.enter_context(LocalKafka(proxy_port=proxy.port, config=_CLEANING))
         proxy.lead_to(kafka.behind_proxy)
         scratch = Path(stack.enter_context(TemporaryDirectory(prefix="late-")))
-        run_schedules(lambda: Schedules(kafka, proxy, scratch), order, _tell)
+        run_schedules(lambda: Schedules(kafka, proxy, scratch, order.clients), order, _tell)
 
 
 def _tell(story: Story) -> None:
@@ -212,7 +216,10 @@ def run_schedules(
 class Schedules:
     """Schedules on one broker behind one proxy, one after another; each thread has its own."""
 
-    def __init__(self, kafka: LocalKafka, proxy: FaultProxy, scratch: Path) -> None:
+    def __init__(
+        self, kafka: LocalKafka, proxy: FaultProxy, scratch: Path, clients: Sequence[str]
+    ) -> None:
+        self._clients = clients
         self._kafka = kafka
         self._proxy = proxy
         self._scratch = scratch
@@ -234,6 +241,7 @@ class Schedules:
             self._proxy,
             name,
             self._scratch / name,
+            (Random(f"{seed} {life}").choice(self._clients) for life in count()),
             poisonous=poisonous,
             in_turn=in_turn,
         )
@@ -288,12 +296,14 @@ class _Application:
         proxy: FaultProxy,
         name: str,
         state_dir: Path,
+        clients: Iterator[str],
         *,
         poisonous: bool,
         in_turn: bool,
     ) -> None:
-        """`poisonous`: some records fail and are passed over, which aborts what came with them.
+        """`clients`: the one of each life.
 
+        `poisonous`: some records fail and are passed over, which aborts what came with them.
         `in_turn`: the tasks are served in turn until all is committed, not each to its end.
         """
         self.name = name
@@ -303,6 +313,7 @@ class _Application:
         self.ends = dict.fromkeys(range(_PARTITIONS), 0)
         self._kafka = kafka
         self._proxy = proxy
+        self._clients = clients
         self._poisonous = poisonous
         self._in_turn = in_turn
 
@@ -407,6 +418,7 @@ class _Application:
             "application.id": self.name,
             "bootstrap.servers": self._proxy.address,
             "state.dir": str(self.state_dir),
+            "kafka.client": next(self._clients),
             **_SETTINGS,
         }
 

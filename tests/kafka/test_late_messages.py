@@ -14,6 +14,7 @@ import pytest
 import statestore as ss
 from statestore.kafka.outbox import TransactionalOutbox
 from statestore.model.ids import TopicPartition
+from statestore.model.modes import KafkaClient
 from statestore.ports import Records
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
@@ -32,6 +33,7 @@ SCHEDULES = int(os.environ.get("STATESTORE_FAULT_SCHEDULES", "50"))
 NEW_SCHEDULES = 1
 IS_LONG = "STATESTORE_FAULT_SCHEDULES" in os.environ
 SEED = os.environ.get("STATESTORE_FAULT_SEED")
+BOTH: tuple[str, ...] = tuple(KafkaClient)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +55,12 @@ def told(stories: Sequence[Story]) -> str:
     return "\n\n".join(texts)
 
 
-def test_no_late_message_of_those_of_the_commit_loses_or_doubles_anything() -> None:
+@pytest.mark.parametrize("clients", [BOTH[:1], BOTH[1:], BOTH], ids="+".join)
+def test_no_late_message_of_those_of_the_commit_loses_or_doubles_anything(
+    clients: tuple[str, ...],
+) -> None:
     seeds = [commit_seed() + nth for nth in range(NEW_SCHEDULES)]
-    stories = stories_of(Order(seeds))
+    stories = stories_of(Order(seeds, clients))
     assert len(stories) == NEW_SCHEDULES
     if any(story.findings for story in stories):
         pytest.fail(told(stories), pytrace=False)
@@ -63,8 +68,9 @@ def test_no_late_message_of_those_of_the_commit_loses_or_doubles_anything() -> N
 
 @pytest.mark.thorough
 @pytest.mark.timeout(120 + 4 * SCHEDULES)
-def test_no_late_message_loses_or_doubles_anything() -> None:
-    stories = stories_of(Order(list(range(SCHEDULES))))
+@pytest.mark.parametrize("clients", [BOTH[:1], BOTH[1:], BOTH], ids="+".join)
+def test_no_late_message_loses_or_doubles_anything(clients: tuple[str, ...]) -> None:
+    stories = stories_of(Order(list(range(SCHEDULES)), clients))
     assert len(stories) == SCHEDULES
     if any(story.findings for story in stories):
         pytest.fail(told(stories), pytrace=False)
