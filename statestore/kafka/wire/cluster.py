@@ -7,7 +7,8 @@ connections of one client, used by one thread.
 
 import random
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -129,10 +130,8 @@ class ClusterMap:
 
     def has_transactions(self) -> bool:
         """Return whether the cluster has KIP-890's transactions switched on."""
-        with self._lock:
-            return self._asked(
-                lambda link, _: link.has_transactions, "ask for features", self._deadline_s()
-            )
+        with self._turn(doing := "ask for features") as deadline_s:
+            return self._asked(lambda link, _: link.has_transactions, doing, deadline_s)
 
     def leaders(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Leader]:
         """Return who leads each of these partitions, as last told; it asks for those not known.
@@ -140,11 +139,13 @@ class ClusterMap:
         TopicMissing if a topic or partition does not exist; Unavailable if one has no leader.
         """
         wanted = list(tps)
-        with self._lock:
-            missing = sorted({tp.topic for tp in wanted if tp not in self._leaders})
-            if missing:
-                self._refresh(missing, wanted)
-            return {tp: self._leaders[tp] for tp in wanted}
+        while True:
+            found = {tp: leader for tp in wanted if (leader := self._leaders.get(tp)) is not None}
+            if len(found) == len(wanted):
+                return found
+            missing = sorted({tp.topic for tp in wanted if tp not in found})
+            with self._turn(f"find the partitions of {', '.join(missing)}") as deadline_s:
+                self._refresh(missing, wanted, deadline_s)
 
     def look_up(
         self, tps: Iterable[TopicPartition], deadline_s: float
@@ -165,10 +166,10 @@ class ClusterMap:
 
     def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has; TopicMissing if there is none of that name."""
-        with self._lock:
-            if topic not in self._counts:
-                self._refresh([topic], [])
-            return self._counts[topic]
+        if topic not in self._counts:
+            with self._turn(f"find the partitions of {topic}") as deadline_s:
+                self._refresh([topic], [], deadline_s)
+        return self._counts[topic]
 
     def topic_of(self, topic_id: Any) -> str | None:
         """Return the name of a topic with that id, None if it is not known."""
@@ -176,28 +177,24 @@ class ClusterMap:
 
     def moved(self, tps: Collection[TopicPartition]) -> None:
         """Forget the leaders of these partitions: a broker said that it is not theirs."""
-        with self._lock:
-            for tp in tps:
-                self._leaders.pop(tp, None)
+        for tp in tps:
+            self._leaders.pop(tp, None)
 
     def coordinator(self, kind: Kind, key: str) -> int:
         """Return the broker that coordinates a group or a transactional id."""
-        with self._lock:
-            found = self._coordinators.get((kind, key))
-            if found is None:
-                deadline_s = self._deadline_s()
-                found = self._asked(
-                    lambda link, until_s: self._look_up(link, kind, key, until_s),
-                    f"find the coordinator of {kind} {key}",
-                    deadline_s,
-                )
-                self._coordinators[kind, key] = found
+        found = self._coordinators.get((kind, key))
+        if found is not None:
+            return found
+        with self._turn(doing := f"find the coordinator of {kind} {key}") as deadline_s:
+            found = self._asked(
+                lambda link, until_s: self._look_up(link, kind, key, until_s), doing, deadline_s
+            )
+            self._coordinators[kind, key] = found
             return found
 
     def coordinator_moved(self, kind: Kind, key: str) -> None:
         """Forget the coordinator: it said that it is not, or did not answer."""
-        with self._lock:
-            self._coordinators.pop((kind, key), None)
+        self._coordinators.pop((kind, key), None)
 
     def unanswered(self, doing: str, since_s: float, why: object = "") -> StateStoreError:
         """Return the error for a call that began at `since_s` and got no answer."""
@@ -214,8 +211,19 @@ class ClusterMap:
                 self._link.close()
                 self._link = None
 
-    def _deadline_s(self) -> float:
-        return monotonic() + self._timeout_s
+    @contextmanager
+    def _turn(self, doing: str) -> Iterator[float]:
+        """Ask alone, until the deadline that it gives; Unavailable if others take that long.
+
+        What is known is read without a turn.
+        """
+        since_s = monotonic()
+        if not self._lock.acquire(timeout=self._timeout_s):
+            raise self.unanswered(doing, since_s, "another question has no answer yet")
+        try:
+            yield since_s + self._timeout_s
+        finally:
+            self._lock.release()
 
     def _connect(self, address: BrokerAddress, deadline_s: float) -> Connection:
         return Connection(address, self._security, client_id=self._client_id, deadline_s=deadline_s)
@@ -249,7 +257,7 @@ class ClusterMap:
                 failure = refused
         raise failure or Disconnected("no broker is known")
 
-    def _refresh(self, topics: list[str], wanted: list[TopicPartition]) -> None:
+    def _refresh(self, topics: list[str], wanted: list[TopicPartition], deadline_s: float) -> None:
         """Ask for these topics until each of the partitions has a leader."""
         appears_s = monotonic() + min(_APPEARS_S, self._timeout_s)
 
@@ -271,7 +279,7 @@ class ClusterMap:
                     )
                 raise Moving(f"{tp} has no leader")
 
-        self._asked(ask, f"find the partitions of {', '.join(topics)}", self._deadline_s())
+        self._asked(ask, f"find the partitions of {', '.join(topics)}", deadline_s)
 
     def _codes(self, topics: list[str], deadline_s: float) -> dict[str, int]:
         """Ask once for these topics; return Kafka's code for each of them, 0 if it exists."""
