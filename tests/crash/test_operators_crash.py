@@ -545,8 +545,7 @@ def _hops(time_ms: int) -> range:
 
 
 def _unlike(found: Any, wanted: Any) -> list[Any]:
-    if isinstance(wanted, set):
-        return sorted(found ^ wanted)
+    found, wanted = (dict.fromkeys(it, True) if type(it) is set else it for it in (found, wanted))
     keys = found.keys() | wanted.keys()
     return [(k, found.get(k), wanted.get(k)) for k in keys if found.get(k) != wanted.get(k)][:3]
 
