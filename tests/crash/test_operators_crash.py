@@ -202,7 +202,7 @@ class OperatorsRig(Rig):
         wanted["store peers"] = {user: [n, sizes[str(n % GROUPS)]] for user, n in totals.items()}
         wanted["peers"] = wanted["store peers"]
         wanted["peers that went back"] = []
-        wanted["subscriptions"] = {(str(n % GROUPS), user) for user, n in totals.items()}
+        wanted["subscriptions"] = Counter((str(n % GROUPS), user) for user, n in totals.items())
         wanted["met"] = self._met()
         wanted["again"], lately = self._again()
         wanted["store lately"] = self._as_logged("lately")
@@ -261,7 +261,7 @@ class OperatorsRig(Rig):
         for store in RAW_STORES:
             found[f"store {store}"] = self._raw_rows(store)
         read_subscription = composed.subscription(serdes.STRING, serdes.STRING).deserialize
-        found["subscriptions"] = set(map(read_subscription, found[f"store {SUBSCRIPTIONS}"]))
+        found["subscriptions"] = Counter(map(read_subscription, found[f"store {SUBSCRIPTIONS}"]))
         found["peers"] = {}
         found["peers that went back"] = []
         for _, key, value in rows["peers"]:
@@ -545,7 +545,6 @@ def _hops(time_ms: int) -> range:
 
 
 def _unlike(found: Any, wanted: Any) -> list[Any]:
-    found, wanted = (dict.fromkeys(it, True) if type(it) is set else it for it in (found, wanted))
     keys = found.keys() | wanted.keys()
     return [(k, found.get(k), wanted.get(k)) for k in keys if found.get(k) != wanted.get(k)][:3]
 
