@@ -1,7 +1,8 @@
 """Every command with every flag set to what nobody means: an exit code and a line, no traceback.
 
 In this process, through `main`'s own guard, on an application with stores and exports, and on
-brokers that do not answer. What starts brokers or goes on until it is interrupted is left out.
+brokers that do not answer. What starts brokers or Spark, or goes on until it is interrupted, is
+left out.
 """
 
 import io
@@ -21,7 +22,7 @@ from tests.contract.task_rig import APPLICATION
 from tests.relocation_rig import in_memory_folder
 
 PIPELINE = "tests.contract.export_rig:keeping"
-STARTERS = {("kafka", "start"), ("drill",), ("serve",), ("ui",)}
+STARTERS = {("kafka", "start"), ("drill",), ("serve",), ("spark-classes",), ("ui",)}
 HUGE = "9" * 40
 NASTY = (
     "",
