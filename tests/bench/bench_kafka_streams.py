@@ -1,6 +1,7 @@
 """The same pipelines by stream tasks on Spark and by Kafka Streams, exactly once, in turn.
 
-    python -m tests.bench.bench_kafka_streams [--records 400000] [--repeats 3] [--only counting]
+    python -m tests.bench.bench_kafka_streams [--records 400000] [--repeats 3] [--only counting] \\
+        [--set kafka.client=wire]
 
 One broker, the same topics. On each side two things work at a time: slots of a warm Spark session,
 threads of a JVM of its own. Both have their default settings. Time runs from the first record to
@@ -93,7 +94,8 @@ def seconds_of_tasks(reports: list[Report]) -> float:
 @click.option("--records", default=400_000, show_default=True)
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--only", multiple=True, type=click.Choice(ONE_TOPIC + TWO_TOPICS))
-def main(records: int, repeats: int, only: tuple[str, ...]) -> None:
+@click.option("--set", "settings", multiple=True, metavar="K=V", help="Any setting of ours.")
+def main(records: int, repeats: int, only: tuple[str, ...], settings: tuple[str, ...]) -> None:
     """Measure pipelines beside Kafka Streams."""
     logging.basicConfig(level=logging.WARNING)
     bench = Bench("bench_kafka_streams")
@@ -105,7 +107,7 @@ def main(records: int, repeats: int, only: tuple[str, ...]) -> None:
         # The table first: records meet the rows that are older than they.
         fill(kafka.bootstrap_servers, TABLE, KEYS, distinct_from=0)
         fill(kafka.bootstrap_servers, INPUT, records)
-        rig = Rig(kafka, folder, spark, INPUT, records)
+        rig = Rig(kafka, folder, spark, INPUT, records, settings=settings)
         rig.on_spark("counting")  # the session's first Python workers
         for pipeline in only or ONE_TOPIC + TWO_TOPICS:
             count = records + (KEYS if pipeline in TWO_TOPICS else 0)
