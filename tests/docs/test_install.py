@@ -35,5 +35,5 @@ def test_the_page_of_ways_to_install_has_every_extra_and_this_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     told = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
     assert sorted(told) == sorted(project["optional-dependencies"])
-    wheels = {it for text in PAGES.values() for it in re.findall(r"statestore-([\d.]+)-py3", text)}
+    wheels = {it for text in PAGES.values() for it in re.findall(r"statestore-([\d.]+)-cp3", text)}
     assert wheels == {__version__}

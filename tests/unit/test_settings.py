@@ -10,7 +10,13 @@ import pytest
 
 from statestore.applications import ConfiguredApplication
 from statestore.errors import InvalidSetting
-from statestore.model.modes import IsolationLevel, OnError, Optimization, ProcessingGuarantee
+from statestore.model.modes import (
+    IsolationLevel,
+    KafkaClient,
+    OnError,
+    Optimization,
+    ProcessingGuarantee,
+)
 from statestore.settings import Settings, describe_settings, expand, is_secret, shows_secret
 
 AT_LEAST_ONCE, EXACTLY_ONCE = ProcessingGuarantee.AT_LEAST_ONCE, ProcessingGuarantee.EXACTLY_ONCE
@@ -46,6 +52,7 @@ KEYS = [
     number("commit.interval.ms", 0, 0),
     number("transaction.timeout.ms", 60_000, 1),
     number("default.api.timeout.ms", 60_000, 1),
+    Key("kafka.client", KafkaClient.LIBRDKAFKA, "Wire", KafkaClient.WIRE, ("java", "", 1)),
     Key(
         "default.state.isolation.level",
         None,
