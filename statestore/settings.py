@@ -20,6 +20,7 @@ from typing import Any
 from statestore.applications import ConfiguredApplication
 from statestore.errors import InvalidSetting
 from statestore.model.modes import (
+    ExportRestore,
     IsolationLevel,
     KafkaClient,
     OnError,
@@ -224,6 +225,12 @@ class Settings:
         "",
         "Where exports are stored: a folder or a URL such as s3://bucket/a.",
         shown=False,
+    )
+    export_restore: ExportRestore = _setting(
+        "statestore.export.restore",
+        ExportRestore.MOUNTED,
+        "",
+        "How a start restores lost stores from the export target: mounted (links), copied, or off.",
     )
     batch_max_records: int = _setting(
         "statestore.batch.max.records",

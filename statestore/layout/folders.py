@@ -105,12 +105,20 @@ class StateLayout:
             if not locks:
                 held.enter_context(owners.at_rest(application, what=what, wait_ms=0, locks=False))
             held.callback(self.claim(wait_ms=wait_ms, clock=clock, locks=locks).release)
-            for task in sorted({*tasks, *self.tasks()}):
+            every = {*tasks, *self.tasks()}
+            held.enter_context(self.at_rest(*every, wait_ms=wait_ms, locks=locks))
+            self.check_closed(self.tasks())
+            yield
+
+    @contextmanager
+    def at_rest(self, *tasks: TaskId, wait_ms: int, locks: bool = True) -> Iterator[None]:
+        """Keep owners out of these tasks, whose folders are created; Locked names an owner."""
+        with ExitStack() as held:
+            for task in sorted(tasks):
                 self.create(folder := self.task_dir(task))
                 held.enter_context(
                     owners.at_rest(folder, what=f"task {task}", wait_ms=wait_ms, locks=locks)
                 )
-            self.check_closed(self.tasks())
             yield
 
     def check_closed(self, tasks: Iterable[TaskId]) -> None:

@@ -76,6 +76,14 @@ class KafkaClient(_Word):
     WIRE = "wire"
 
 
+class ExportRestore(_Word):
+    """What a start does about a store that it does not find and that an export has."""
+
+    MOUNTED = "mounted"
+    COPIED = "copied"
+    OFF = "off"
+
+
 class Optimization(_Word):
     """The optimizations of a topology that are allowed."""
 

@@ -196,6 +196,33 @@ def test_stores_on_the_files_of_an_export_killed_anywhere_go_on(rig: Rig, point:
     assert rig.findings() == []
 
 
+@pytest.mark.parametrize(
+    ("how", "point"),
+    [(how, point) for how in ("mounted", "copied") for point in POINTS["restore"]]
+    + [("mounted", point) for point in POINTS["links"]],
+)
+def test_a_start_killed_while_it_restores_a_lost_volume_is_finished_by_the_next(
+    rig: Rig, how: str, point: str
+) -> None:
+    made(rig, "create")
+    rig.produce(500)
+    rig.run()
+    shutil.rmtree(rig.state_dir)
+    rig.settings = {
+        "statestore.export.target": str(rig.state_dir.parent / "exports"),
+        "statestore.export.restore": how,
+    }
+    rig.produce(500)
+    died = rig.run_until_crash(point)
+    assert died.died
+    summary = rig.run()
+    assert summary["restored_records"] <= 1000, "the tail, not the whole changelog"
+    assert rig.findings() == []
+    assert not list(rig.state_dir.rglob(".import-*"))
+    exports = exports_of(rig)
+    assert exports.verify(exports.read(), NoProgress()).stores == PARTITIONS
+
+
 def linked(rig: Rig) -> list[Path]:
     return [path for path in rig.state_dir.rglob("*.sst") if path.is_symlink()]
 

@@ -11,6 +11,7 @@ import pytest
 from statestore.applications import ConfiguredApplication
 from statestore.errors import InvalidSetting
 from statestore.model.modes import (
+    ExportRestore,
     IsolationLevel,
     KafkaClient,
     OnError,
@@ -77,6 +78,13 @@ KEYS = [
     number("statestore.quarantine.retention.ms", 7 * 24 * 3_600_000, 0),
     number("statestore.audit.superseded.max.percent", 1, 0),
     Key("statestore.export.target", "", "s3://bucket/a", "s3://bucket/a", (["s3://bucket/a"],)),
+    Key(
+        "statestore.export.restore",
+        ExportRestore.MOUNTED,
+        "Copied",
+        ExportRestore.COPIED,
+        ("always", "", True),
+    ),
     number("statestore.batch.max.records", 500_000, 1),
     number("max.task.idle.ms", 0, -1),
     number("statestore.idle.input.ms", 1_000, 0),

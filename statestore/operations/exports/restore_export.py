@@ -25,6 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from statestore.errors import (
+    ExportDamaged,
     ExportTooOld,
     HostFailure,
     Misuse,
@@ -37,7 +38,7 @@ from statestore.layout.files import sync_folder
 from statestore.layout.folders import ExportOrigin, write_export_origin
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.activities import activities_in
-from statestore.operations.deployed import publish_deployed, read_deployed
+from statestore.operations.deployed import Deployed, publish_deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import LATEST, Exports
 from statestore.operations.exports.manifest import ExportManifest, StoreOfTask
@@ -58,6 +59,8 @@ class LogState(msgspec.Struct, frozen=True):
 
 
 AskLog = Callable[[Sequence[TopicPartition]], LogState]
+Place = tuple[str, int]
+"""A store and a partition of it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ class Choice:
 
     `stores`, `partitions`: all, if empty. `replace`: stores that exist are set aside. `full`: no
     file is placed, so that the next start restores from the changelogs alone. `mounted`: data files
-    become links into the target, if it is a folder, and the next run copies them.
+    become links into the target, if it is a folder, and the next run copies them. `places`: only
+    these stores, by name and partition, if any are given.
     """
 
     stores: Collection[str] = ()
@@ -74,11 +78,14 @@ class Choice:
     replace: bool = False
     full: bool = False
     mounted: bool = False
+    places: Collection[Place] = ()
 
     def takes(self, at: StoreOfTask) -> bool:
         """Whether that store is wanted."""
-        return (not self.stores or at.name in self.stores) and (
-            not self.partitions or at.task.partition in self.partitions
+        return (
+            (not self.stores or at.name in self.stores)
+            and (not self.partitions or at.task.partition in self.partitions)
+            and (not self.places or (at.name, at.task.partition) in self.places)
         )
 
 
@@ -112,6 +119,13 @@ class RestoreReport(msgspec.Struct, frozen=True):
     bytes: int
     replay: int
     seconds: float = 0.0
+
+
+class RunRestore(NamedTuple):
+    """What a run brought back, and by store, or by export, why not."""
+
+    placed: list[PlacedStore]
+    refused: dict[str, str]
 
 
 class _Step(NamedTuple):
@@ -203,29 +217,73 @@ class Restore:
         seconds = round(self._clock.monotonic() - began_s, 3)
         return msgspec.structs.replace(self._report(steps), applied=True, seconds=seconds)
 
-    def _steps(self) -> list[_Step]:
-        """What is to be done with each wanted store that is not kept."""
-        wanted = [at for at in self._manifest.stores() if self._choice.takes(at)]
+    def apply_in_a_run(self, deployed: Deployed, done: RunRestore) -> None:
+        """Bring back what can be; `done` gets it, and why the rest is left to its changelogs.
+
+        The caller holds the application's lock. `deployed` is what its topology says of these
+        stores. It is told first, if nothing else is, so that a restore which dies is taken up by
+        the next start.
+        """
+        tasks = {self._destination(at) for at in self._wanted()}
+        wait_ms, locks = self._settings.lock_wait_ms, self._settings.volume_locks
+        with self._layout.at_rest(*tasks, wait_ms=wait_ms, locks=locks):
+            self._layout.check_closed(tasks)
+            steps = self._steps(done.refused)
+            if not steps:
+                return
+            if not read_deployed(self._layout).fingerprint:
+                publish_deployed(self._layout, deployed)
+            reach(CrashPoint.IMPORT_DEPLOYED)
+            self._sweep()
+            with self._activities.underway(RESTORE, Unit.BYTES, self._progress) as told:
+                told.expect(self._report(steps).bytes)
+                for step in steps:
+                    assert step.placed is not None
+                    try:
+                        self._take(step, told)
+                    except ExportDamaged as error:
+                        done.refused[f"{step.destination}/{step.at.name}"] = str(error)
+                    else:
+                        done.placed.append(step.placed)
+
+    def _wanted(self) -> list[StoreOfTask]:
+        return [at for at in self._manifest.stores() if self._choice.takes(at)]
+
+    def _steps(self, refused: dict[str, str] | None = None) -> list[_Step]:
+        """What is to be done with each wanted store that is not kept.
+
+        `refused`: gets, by store, why it cannot be brought back; None: that is an error.
+        """
+        wanted = self._wanted()
         self._check_choice(wanted)
         log = self._ask_log([self._log_of(at) for at in wanted])
         steps = []
         for at in wanted:
-            found = self._found(at)
-            bounds = self._bounds(at, log)
-            if found is not None and not self._choice.replace:
-                continue
-            step = _Step(at, self._destination(at), found)
-            if not self._choice.full:
-                deadline_ms = self._check_age(at, log)
-                offset = at.store.offsets.offsets().get(self._log_of(at))
-                replay = bounds.end - self._check_offset(at, offset, bounds)
-                placed = PlacedStore(
-                    at.name, str(step.destination), at.store.size_bytes, offset, replay
-                )
-                origin = None if deadline_ms is None else ExportOrigin(deadline_ms, bounds.end)
-                step = step._replace(placed=placed, origin=origin)
-            steps.append(step)
+            try:
+                step = self._step(at, log)
+            except (ExportTooOld, Misuse) as error:
+                if refused is None:
+                    raise
+                refused[f"{self._destination(at)}/{at.name}"] = str(error)
+            else:
+                steps += [] if step is None else [step]
         return steps
+
+    def _step(self, at: StoreOfTask, log: LogState) -> _Step | None:
+        """What is to be done with a store; None if it is kept."""
+        found = self._found(at)
+        bounds = self._bounds(at, log)
+        if found is not None and not self._choice.replace:
+            return None
+        step = _Step(at, self._destination(at), found)
+        if self._choice.full:
+            return step
+        deadline_ms = self._check_age(at, log)
+        offset = at.store.offsets.offsets().get(self._log_of(at))
+        replay = bounds.end - self._check_offset(at, offset, bounds)
+        placed = PlacedStore(at.name, str(step.destination), at.store.size_bytes, offset, replay)
+        origin = None if deadline_ms is None else ExportOrigin(deadline_ms, bounds.end)
+        return step._replace(placed=placed, origin=origin)
 
     def _report(self, steps: list[_Step]) -> RestoreReport:
         taken = {(step.at.task, step.at.name) for step in steps}

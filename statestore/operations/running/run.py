@@ -32,6 +32,7 @@ from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.left_out import Fate, LeftOut, LeftOutSums, warning_of
 from statestore.operations.deployed import read_deployed
 from statestore.operations.environment import Environment
+from statestore.operations.exports.lost_stores import restore_lost
 from statestore.operations.relocation.apply import Relocation, RelocationReport
 from statestore.operations.relocation.relocation_plan import RelocationPlan
 from statestore.operations.start.changelogs import Accepted, StartingPoint, check_source_topics
@@ -293,6 +294,8 @@ class Run:
             locks=self._settings.volume_locks,
         )
         try:
+            if restore_lost(self.environment, self.topology, self._counts):
+                relocation = self._relocation()  # what is on disk, and deployed, has changed
             tell_of_matches(self.topology, read_deployed(self._layout))
             commit_first_offsets(self.environment, self.topology, self._counts)
             _tell_of_stays(relocation.apply())
