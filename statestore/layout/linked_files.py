@@ -53,6 +53,8 @@ _LET_GO_MS: Final = 3_600_000
 _NOTE: Final = ".linked.json"
 _VERSION: Final = 1
 _CHUNK: Final = 4 << 20
+_LEFT_FREE_BYTES: Final = 64 << 20
+"""What copies leave to the database, which has to write while they are made."""
 
 FolderPath = Annotated[str, msgspec.Meta(pattern=r"\A/[^\x00]{0,4000}\Z")]
 """The absolute path of a target's folder; what lies below is looked at before it is used."""
@@ -118,11 +120,17 @@ class NotReadable(HostFailure):
 
 
 def place(linked: Linked, folder: Path) -> None:
-    """Make the links in the new folder of a store; LinkBroken names a content that is not whole."""
+    """Make the links in the new folder of a store; LinkBroken names a content that is not whole.
+
+    HostFailure if the volume can have no links.
+    """
     for file in linked.files:
         if (why := _why_not(linked, file)) is not None:
             raise LinkBroken(why)
-        (folder / file.name).symlink_to(linked.content(file))
+        try:
+            (folder / file.name).symlink_to(linked.content(file))
+        except OSError as error:
+            raise HostFailure(f"{folder} can have no links: {error.strerror}") from error
     publish(folder / _NOTE, msgspec.json.encode(linked))
 
 
@@ -199,6 +207,9 @@ def copy_in(folder: Path, linked: Linked, file: LinkedFile) -> None:
     """
     link, making = folder / file.name, folder / f".{file.name}{COPYING}"
     try:
+        found = os.statvfs(folder)
+        if found.f_bavail * found.f_frsize < file.size_bytes + _LEFT_FREE_BYTES:
+            raise HostFailure(f"{folder} has no room for a copy of {file.name}: free space")
         _copy(linked, file, making)
         reach(CrashPoint.LINKS_COPIED)
         # RocksDB may have removed it since. If it does so just now, the next open removes the copy.

@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 _AGAIN_S: Final = 10.0
 _NICE: Final = 10
 _TELL_AFTER_S: Final = 0.5
+_RENEWED_AFTER_S: Final = 86_400.0
 _AT_ONCE = threading.BoundedSemaphore(2)
 """How many stream tasks of a process copy at once."""
 
@@ -81,11 +82,22 @@ class LinkedCopies:
     def _work(self, stores: list[_Store]) -> None:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        held_s = self._clock.monotonic()
         while stores and not self._broken:
+            if self._clock.monotonic() - held_s > _RENEWED_AFTER_S:
+                held_s = self._clock.monotonic()
+                self._hold(stores)
             with _AT_ONCE:
                 stores = self._round(stores)
             if self._stopped.wait(_AGAIN_S if stores else 0):
                 return
+
+    def _hold(self, stores: Iterable[_Store]) -> None:
+        for name, folder, linked in stores:
+            try:
+                linked_files.hold(linked, folder, self._clock.now_ms())
+            except HostFailure as error:
+                _log.warning("task %s: %s: %s: a prune may remove it", self._task_id, name, error)
 
     def _round(self, stores: Iterable[_Store]) -> list[_Store]:
         """Copy as much as can be; return the stores that are still linked."""

@@ -3,8 +3,12 @@
 Shows I44.
 """
 
+import errno
 import hashlib
+import json
+import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +23,7 @@ from statestore.operations.exports.catalog import Retention
 from statestore.operations.exports.create import create_export
 from statestore.runtime.databases import RocksDatabases
 from statestore.settings import Settings
+from statestore.tasks import linked_copies
 from statestore.tasks.task import StreamTask
 from tests.builders import eventually
 from tests.contract.export_rig import ExportRig
@@ -302,6 +307,69 @@ def test_a_target_that_cannot_hold_a_lease_is_copied(rig: ExportRig) -> None:
     rig.restore(mounted=True)
     assert links(rig) == []
     assert notes(rig) == []
+
+
+def test_a_volume_that_can_have_no_links_gets_copies(
+    rig: ExportRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = wanted_after_more(rig)
+    rig.lose_volume()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    rig.restore(mounted=True)
+    assert links(rig) == notes(rig) == []
+    assert leases(rig) == []
+    task = stepped(rig)
+    assert task.report.quarantined == []
+    assert_rows(rig, task, wanted)
+    rig.tasks.end()
+
+
+def test_copies_leave_the_database_room_to_write(
+    rig: ExportRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = wanted_after_more(rig)
+    linked(rig)
+    found, full = os.statvfs(rig.root), threading.Event()
+    full.set()
+
+    def room(_: object) -> os.statvfs_result:
+        free = (1 << 20) // found.f_frsize if full.is_set() else found.f_bavail
+        return os.statvfs_result([*found[:4], free, *found[5:]])
+
+    monkeypatch.setattr(os, "statvfs", room)
+    task = stepped(rig)
+    eventually(lambda: "no room for a copy" in caplog.text, "it says so")
+    assert len(links(rig)) == LINKS
+    assert_rows(rig, task, wanted)
+    full.clear()
+    rig.tasks.end()
+    task = stepped(rig)
+    eventually(lambda: not notes(rig), "the files are copied")
+    assert_rows(rig, task, wanted)
+    rig.tasks.end()
+
+
+def test_a_run_that_copies_for_days_keeps_its_lease(
+    rig: ExportRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its target cannot be read meanwhile; the prune of somebody else can."""
+    linked(rig)
+    held_up(CrashPoint.LINKS_COPIED)
+    monkeypatch.setattr(linked_copies, "_AGAIN_S", 0.001)
+    rig.tasks.start()
+    rig.tasks.clock.advance(6 * 86_400_000)
+    expires_ms = 6 * 86_400_000 + rig.tasks.clock.now_ms()
+
+    def renewed() -> bool:
+        found = [json.loads((rig.target / name).read_bytes()) for name in leases(rig)]
+        return all(lease["expires_ms"] > expires_ms for lease in found)
+
+    eventually(renewed, "the leases are renewed")
+    rig.tasks.end()
 
 
 def test_while_somebody_prunes_files_are_copied(rig: ExportRig) -> None:

@@ -1,6 +1,6 @@
 """A start whose volume was lost restores its stores from an export by itself, or says why not.
 
-Shows I18.
+Shows I18 and I44.
 """
 
 import logging
@@ -16,6 +16,8 @@ from confluent_kafka.admin._resource import ResourceType
 
 import statestore as ss
 from statestore.layout.activity_files import NoProgress
+from statestore.layout.audits import AuditVerdict
+from statestore.operations.audits.perform import audit
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.create import create_export
 from statestore.operations.exports.restore_export import Choice, restore_export
@@ -279,6 +281,23 @@ def test_two_starts_on_volumes_of_their_own_share_one_mounted_export(app: App) -
     with runtime(app) as world:
         exports = Exports.of(world)
         exports.verify(exports.read(), NoProgress())
+
+
+def test_a_half_copied_store_is_moved_audited_exported_and_cloned_like_any_other(app: App) -> None:
+    for name in ("other", "other-out"):
+        app.kafka.create_topic(f"{app.name}-{name}", PARTITIONS, {"retention.ms": -1})
+    lose_volume(app)
+    assert app.run(crash_at="links.copied").code == -9
+    assert app.run(command="relocate", pipeline="counts_reordered").code == 0
+    assert links(app)
+    record = audit(runtime(app))
+    assert (record.verdict, record.failures) == (AuditVerdict.RIGHT, [])
+    create_export(runtime(app))
+    app.produce(range(40, 60))
+    app.drained(pipeline="counts_reordered")
+    assert updates_in_order(app.read()) == counted(range(60)) == app.stored(ordinal=2)
+    ended = app.run("--for-clone", command="export", pipeline="counts_reordered")
+    assert ended.code == 0, ended.err
 
 
 def forget_deletes(app: App) -> None:

@@ -13,6 +13,7 @@ Keeps I17.
 import hashlib
 import logging
 import secrets
+import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -214,7 +215,8 @@ class Exports:
 
         The other files are fetched; `goes_to` is where the store will lie. ExportDamaged names a
         file that is wrong. False, and nothing is made, if the target is no folder of this machine
-        or cannot be written, or if files are being removed from it: then `fetch`.
+        or cannot be written, if files are being removed from it, or if the store's volume can have
+        no links: then `fetch`.
         """
         root = self.target.folder
         if root is None:
@@ -238,6 +240,11 @@ class Exports:
             others = [file for file in at.store.files if file not in data]
             self._fetch_whole(at, others, folder, progress)
             linked_files.place(linked, folder)
+        except HostFailure as error:
+            linked_files.give_back(linked)
+            shutil.rmtree(folder, ignore_errors=True)
+            _log.warning("%s is copied, not linked: %s", goes_to, error)
+            return False
         except linked_files.LinkBroken as error:
             linked_files.give_back(linked)
             raise ExportDamaged(f"export {export_id}: {error}; {_WAY_OUT}") from error
