@@ -87,6 +87,8 @@ bench: setup ## measure stores and tasks; figures go to .scratch/bench
 	@$(BIN)/python -m tests.bench.bench_relocation
 	@$(BIN)/python -m tests.bench.bench_serve
 	@$(BIN)/python -m tests.bench.bench_exports
+	@$(BIN)/python -m tests.bench.bench_lost_volumes
+	@$(BIN)/python -m tests.bench.bench_continuous_exports
 	@$(BIN)/python -m tests.bench.bench_migrations
 	@$(BIN)/python -m tests.bench.bench_ui
 	@$(BIN)/python -m tests.bench.bench_kafka_streams

@@ -84,6 +84,15 @@ _processing = _meter.create_histogram(
         *(0.75, 1, 2.5, 5, 7.5, 10),
     ],
 )
+_export_seconds = _meter.create_histogram(
+    "statestore.export.duration", unit="s", description="Time of the exports that a run made"
+)
+_export_bytes = _meter.create_counter(
+    "statestore.export.uploaded", unit="By", description="Bytes that a run's exports uploaded"
+)
+_export_failures = _meter.create_counter(
+    "statestore.export.failures", unit="1", description="Exports of a run that were not made"
+)
 # KIP-892 removes store flushes; the instrument remains for dashboards and records nothing.
 _flush_seconds = _meter.create_histogram(
     "statestore.flush.duration", unit="s", description="Deprecated, records nothing"
@@ -360,6 +369,49 @@ _meter.create_observable_gauge(
     unit="By",
     description="Bytes written to a store and not committed",
 )
+
+
+class ExportFigures(NamedTuple):
+    """What the exports of this process's runs have done; `last_ms`: when the last one was made."""
+
+    application_id: str
+    made: int = 0
+    seconds: float = 0.0
+    uploaded_bytes: int = 0
+    failures: int = 0
+    last_ms: int | None = None
+
+
+_exports: dict[str, ExportFigures] = {}
+
+
+def export_figures() -> list[ExportFigures]:
+    """Return what exports have been made by runs of this process, by application."""
+    with _counting:
+        return list(_exports.values())
+
+
+def count_export(
+    application_id: str, seconds: float, uploaded_bytes: int | None, now_ms: int
+) -> None:
+    """Count an export that a run has made; `uploaded_bytes` None: it failed."""
+    attributes = {"application_id": application_id}
+    with _counting:
+        was = _exports.get(application_id, ExportFigures(application_id))
+        if uploaded_bytes is None:
+            _exports[application_id] = was._replace(failures=was.failures + 1)
+        else:
+            _exports[application_id] = was._replace(
+                made=was.made + 1,
+                seconds=was.seconds + seconds,
+                uploaded_bytes=was.uploaded_bytes + uploaded_bytes,
+                last_ms=now_ms,
+            )
+    if uploaded_bytes is None:
+        _export_failures.add(1, attributes)
+    else:
+        _export_seconds.record(seconds, attributes)
+        _export_bytes.add(uploaded_bytes, attributes)
 
 
 def count_quarantine(store: str, reason: str) -> None:

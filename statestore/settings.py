@@ -226,6 +226,20 @@ class Settings:
         "Where exports are stored: a folder or a URL such as s3://bucket/a.",
         shown=False,
     )
+    export_interval_ms: int = _setting(
+        "statestore.export.interval.ms",
+        0,
+        "ms",
+        "How old the newest export may be before a run makes another one; 0: runs make none.",
+        least=0,
+    )
+    export_retention_ms: int = _setting(
+        "statestore.export.retention.ms",
+        -1,
+        "ms",
+        "Runs that export remove exports older than that, but for the newest 3; -1: none.",
+        least=-1,
+    )
     export_restore: ExportRestore = _setting(
         "statestore.export.restore",
         ExportRestore.MOUNTED,

@@ -34,6 +34,8 @@ from statestore.operations.status.status import State, Status, StatusReader, Tas
 from statestore.runtime import Runtime
 
 EVERY_S = 2.0
+_LATE_EXPORTS, _LATE_EXPORT_S = 2, 60
+"""So many intervals and seconds old is an export too late to be only slow."""
 _OWNED = frozenset({State.RUNNING, State.RESTORING, State.SILENT})
 _COLOURS = {
     State.RUNNING: "green",
@@ -264,9 +266,13 @@ def _exported(found: Status) -> Text:
     if export.problem:
         what = "not known" if export.export_id is None else f"{export.export_id} is no good"
         return Text(f"{what}: {export.problem}", "red")
+    every = export.interval_seconds
+    rhythm = "" if every is None else f"; runs make one every {span_text(every)}"
     if export.age_seconds is None:
-        return Text("none")
-    return Text(_ago(found.at_ms, found.at_ms - round(export.age_seconds * 1000)))
+        return Text(f"none{rhythm}")
+    made = _ago(found.at_ms, found.at_ms - round(export.age_seconds * 1000))
+    late = every is not None and export.age_seconds > _LATE_EXPORTS * every + _LATE_EXPORT_S
+    return Text(f"{made}{rhythm}", "yellow" if late else "")
 
 
 def _row(task: TaskStatus) -> list[Text]:

@@ -27,6 +27,7 @@ from statestore.metrics import (
     LeftOutTotals,
     StoreFigures,
     TaskFigures,
+    export_figures,
     figures,
     left_out_totals,
     task_figures,
@@ -82,6 +83,7 @@ class RunCollector(Collector):
         yield from self._of_stores()
         yield from _of_tasks(self._application_id, self._told.tasks())
         yield from left_out_counters("statestore", self._application_id, self._told.left_out())
+        yield from _of_exports()
 
     def _of_stores(self) -> Iterator[Metric]:
         """Return Kafka Streams' figures by their names, and the totals below them as counters."""
@@ -157,6 +159,33 @@ def _of_tasks(application_id: str, tasks: Iterable[TaskFigures]) -> Iterator[Met
         for (topic, partition), lag in one.lags.items():
             lags.add_metric((*labels, topic, str(partition)), lag)
     yield from (commits, waits, came, lags)
+
+
+def _of_exports() -> Iterator[Metric]:
+    """Return what the exports of a run have done, and when the newest one was made."""
+    labels = ("application_id",)
+    took = SummaryMetricFamily(
+        "statestore_export_duration_seconds", "Time of the exports of a run", labels=labels
+    )
+    uploaded = CounterMetricFamily(
+        "statestore_export_uploaded_bytes", "Bytes that they uploaded", labels=labels
+    )
+    failures = CounterMetricFamily(
+        "statestore_export_failures", "Exports of a run that were not made", labels=labels
+    )
+    made = GaugeMetricFamily(
+        "statestore_export_timestamp_seconds",
+        "When a run made its newest export, in seconds since 1970",
+        labels=labels,
+    )
+    for one in export_figures():
+        place = (one.application_id,)
+        took.add_metric(place, one.made, one.seconds)
+        uploaded.add_metric(place, one.uploaded_bytes)
+        failures.add_metric(place, one.failures)
+        if one.last_ms is not None:
+            made.add_metric(place, one.last_ms / 1000)
+    yield from (took, uploaded, failures, made)
 
 
 def left_out_counters(

@@ -78,6 +78,8 @@ KEYS = [
     number("statestore.quarantine.retention.ms", 7 * 24 * 3_600_000, 0),
     number("statestore.audit.superseded.max.percent", 1, 0),
     Key("statestore.export.target", "", "s3://bucket/a", "s3://bucket/a", (["s3://bucket/a"],)),
+    number("statestore.export.interval.ms", 0, 0),
+    number("statestore.export.retention.ms", -1, -1),
     Key(
         "statestore.export.restore",
         ExportRestore.MOUNTED,

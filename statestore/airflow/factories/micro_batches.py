@@ -19,6 +19,8 @@ one. Repeating a run gives nothing twice; a run after a crash goes on from the l
   keep Airflow from starting what would wait: a job takes as many slots as it may use cores.
 * **Retries** go by the error's class: a wrong setting, topology or record fails at once; an
   unreachable broker or a full disk is retried; a locked application after five minutes.
+* **Exports**: with `statestore.export.interval.ms`, the job exports the stores at its end, once the
+  newest export is that old.
 * **Results**: the XCom `summary` of the task, after failures too; the asset `{asset_uri}` carries
   it to DAGs scheduled on it.
 """

@@ -15,6 +15,7 @@ death leaves files that no manifest names.
 
 import re
 import secrets
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -135,10 +136,12 @@ class Export:
         progress: Progress | None = None,
         *,
         cut: Callable[[list[ExportedTask]], LogCut] | None = None,
+        ending: threading.Event | None = None,
     ) -> None:
         """Misuse if there is no such application.
 
-        `cut` takes the cut of the whole application, after all tasks were stored.
+        `cut` takes the cut of the whole application, after all tasks were stored. `ending`: once it
+        is set, owners are waited for no longer.
         """
         environment.settings.require("application.id", "state.dir")
         self.layout = existing_application(environment.layout)
@@ -146,6 +149,7 @@ class Export:
         self._progress = progress
         self._activities = activities_in(environment)
         self._cut = cut
+        self._ending = ending
         self._environment = environment
         self._snapshots = Snapshots(environment)
         self._clock = environment.clock
@@ -231,7 +235,7 @@ class Export:
         folder: str,
         told: Progress,
     ) -> Part:
-        with self._snapshots.take(task) as snapshot:
+        with self._snapshots.take(task, ending=self._ending) as snapshot:
             self._check_whole(task, snapshot)
             said = snapshot.manifest
             stores: dict[str, ExportedStore] = {}

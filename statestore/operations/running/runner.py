@@ -14,6 +14,7 @@ from statestore.errors import Misuse
 from statestore.model.modes import Span, Time, span_ms, to_ms
 from statestore.operations.clone_record import as_deployed
 from statestore.operations.environment import Environment
+from statestore.operations.exports.continuous_exports import ContinuousExports
 from statestore.operations.reset import require_no_reset
 from statestore.operations.running.run import (
     PlannedTask,
@@ -78,7 +79,11 @@ def run_request(
 def start_run(environment: Environment, topology: Topology, request: RunRequest) -> Iterator[Run]:
     """Hold the application lock and plan the waves: the driver's side of a run."""
     with _prepared(environment, topology, request) as started:
-        yield started
+        continuous = request.run_for_ms is not None
+        with ContinuousExports(started.environment, continuous=continuous) as exports:
+            yield started
+        if started.summary.caught_up:
+            exports.at_end()
 
 
 def check_run(environment: Environment, topology: Topology, request: RunRequest) -> StartPreview:

@@ -126,13 +126,15 @@ class AuditStatus(msgspec.Struct, frozen=True):
 class ExportStatus(msgspec.Struct, frozen=True):
     """The newest export at the target; `export_id` None: there is none, or it is not known.
 
-    `problem`: why it is not known, or cannot be used.
+    `problem`: why it is not known, or cannot be used. `interval_seconds`: how old it may be before
+    a run makes another one; None: runs make none.
     """
 
     target: str
     export_id: str | None = None
     age_seconds: float | None = None
     problem: str | None = None
+    interval_seconds: float | None = None
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -272,7 +274,7 @@ class StatusReader:
             ),
             restore_seconds=worst_of(task.restore_seconds for task in counted),
             audit=problems.told(lambda: self._audit(now_ms), None),
-            export=None if self._exports is None else _export(self._exports, now_ms),
+            export=self._export(now_ms),
             relocation=problems.told(lambda: _relocation(layout, known, self._wanted), None),
             free_bytes=problems.told(lambda: _free_bytes(layout), None),
             problems=list(dict.fromkeys(problems)),
@@ -368,6 +370,27 @@ class StatusReader:
             self._unknown.append(f"{error}; this goes by what was deployed last")
             return None
 
+    def _export(self, now_ms: int) -> ExportStatus | None:
+        if self._exports is None:
+            return None
+        every_ms = self._settings.export_interval_ms
+        status = ExportStatus(
+            self._exports.target.url, interval_seconds=every_ms / 1000 if every_ms else None
+        )
+        try:
+            ids = self._exports.ids()
+        except StateStoreError as error:
+            return msgspec.structs.replace(status, problem=str(error))
+        if not ids:
+            return status
+        newest, problem = ids[-1], None
+        try:
+            self._exports.read(newest)
+        except StateStoreError as error:
+            problem = str(error)
+        age_s = max(0, now_ms - made_after(newest)) / 1000
+        return msgspec.structs.replace(status, export_id=newest, age_seconds=age_s, problem=problem)
+
     def _exports_of(self, environment: Environment) -> Exports | None:
         try:
             return Exports.of(environment)
@@ -429,22 +452,6 @@ def _overall(owner: Owner | None, tasks: Sequence[TaskStatus], now_ms: int) -> S
     if State.CRASHED in states:
         return State.CRASHED
     return state_of(owner, TaskProgress(), now_ms)
-
-
-def _export(exports: Exports, now_ms: int) -> ExportStatus:
-    target = exports.target.url
-    try:
-        ids = exports.ids()
-    except StateStoreError as error:
-        return ExportStatus(target, problem=str(error))
-    if not ids:
-        return ExportStatus(target)
-    newest, problem = ids[-1], None
-    try:
-        exports.read(newest)
-    except StateStoreError as error:
-        problem = str(error)
-    return ExportStatus(target, newest, max(0, now_ms - made_after(newest)) / 1000, problem)
 
 
 def _relocation(layout: StateLayout, known: Deployed, wanted: Deployed | None) -> str | None:
