@@ -38,6 +38,7 @@ class CrashPoint(StrEnum):
     COMMIT_BEGIN = "commit.begin"
     COMMIT_RECORDS_SENT = "commit.records-sent"
     COMMIT_OFFSETS_SENT = "commit.offsets-sent"
+    COMMIT_LOG_ASKED = "commit.log-asked"
     COMMIT_LOG_DONE = "commit.log-done"
     COMMIT_STORE_WRITTEN = "commit.store-written"
     COMMIT_DONE = "commit.done"

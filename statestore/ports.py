@@ -139,6 +139,16 @@ class Engine(Protocol):
         """Flush all tables, close all cursors, release the folder. Closing twice is harmless."""
 
 
+class Arrival(NamedTuple):
+    """When a poll may have something to return: one of these sockets can be read, or in some time.
+
+    `within_s` counts from now; it is 0 if a poll need not wait at all.
+    """
+
+    sockets: Sequence[int]
+    within_s: float
+
+
 class Source(Protocol):
     """Reads input partitions, committed records only, in the background."""
 
@@ -151,6 +161,12 @@ class Source(Protocol):
         The batches hold about `max_records` records at most, all together. The call returns early
         once every partition that is not paused has reached the end of its log; with `soon`, already
         when there are records, unless a partition is far behind the end.
+        """
+
+    def arrival(self) -> Arrival | None:
+        """Return when the next poll may have something; None: this source can only be polled.
+
+        With it, one thread waits for many sources at once, and then polls without waiting.
         """
 
     def position(self, tp: TopicPartition) -> int:
@@ -227,11 +243,25 @@ class Outbox(Protocol):
     def send(self, records: Records, *, tracked: bool = False) -> None:
         """Append records in order. If `tracked`, `ends` reports the offset after the last one."""
 
+    def push(self) -> None:
+        """Send what waits here for more, and leave the acknowledgement to whatever comes next.
+
+        Clients that send in the background do nothing.
+        """
+
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """Add the group's input offsets (next to read), each with `metadata`."""
 
     def flush(self) -> None:
         """Wait until every record sent is acknowledged."""
+
+    def ask_commit(self) -> None:
+        """Ask the log to commit, and leave the answer to `commit`, which has to come next.
+
+        So commits of several outboxes overlap. It waits until all that was sent is acknowledged,
+        and raises what `commit` would until then. Clients that cannot ask without waiting do
+        nothing.
+        """
 
     def commit(self) -> None:
         """Commit everything or nothing. CommitUnknown if the log did not answer: call again."""

@@ -171,6 +171,9 @@ class TransactionalOutbox:
         except KafkaException as failure:
             raise self._reason(failure, f"send to {records.topic}", since_s) from failure
 
+    def push(self) -> None:
+        """Do nothing: librdkafka sends in the background."""
+
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """Add the group's input offsets to the transaction."""
         current, doing = self._ready(), f"send input offsets to group {self._group_id}"
@@ -207,6 +210,9 @@ class TransactionalOutbox:
         if left := len(sender.client):
             doing = f"have {left} records acknowledged"
             raise unanswered(self._settings, self._trouble, doing, since_s=since_s)
+
+    def ask_commit(self) -> None:
+        """Do nothing: librdkafka cannot ask without waiting for the answer."""
 
     def commit(self) -> None:
         """Commit everything or nothing.
@@ -422,6 +428,9 @@ class PlainOutbox:
         except KafkaException as failure:
             raise translated(failure, f"send to {records.topic}") from failure
 
+    def push(self) -> None:
+        """Do nothing: librdkafka sends in the background."""
+
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """Commit the group's input offsets immediately."""
         if self._committer is None:
@@ -443,6 +452,9 @@ class PlainOutbox:
         with self._waits.of("flush"):
             sender.flush()
         sender.raise_failure()
+
+    def ask_commit(self) -> None:
+        """Do nothing: there is no transaction."""
 
     def commit(self) -> None:
         """Do the same as `flush`: input offsets are committed after the stores."""

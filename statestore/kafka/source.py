@@ -177,6 +177,9 @@ class KafkaSource:
         self._with_headers.update(tp for tp, found in arrived.items() if found.have_headers())
         return [found.batch(tp) for tp, found in arrived.items()]
 
+    def arrival(self) -> None:
+        """Return None: librdkafka has no sockets to wait for from Python."""
+
     def position(self, tp: TopicPartition) -> int:
         """Return the offset after the last record returned for `tp` and any control records."""
         return self._positions[tp]

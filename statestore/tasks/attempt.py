@@ -19,7 +19,7 @@ from statestore import serdes
 from statestore.errors import CommitUnknown, Fenced, StateStoreError, Unavailable, one_line
 from statestore.metrics import count_commit, note_lags
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.ports import Clock, Source
+from statestore.ports import Arrival, Clock, Source
 from statestore.settings import Settings
 from statestore.tasks.committer import Committer
 from statestore.tasks.context import TaskContext
@@ -28,6 +28,7 @@ from statestore.tasks.intake import InputBatch, Intake
 from statestore.tasks.memory_share import TaskMemory, Usage
 from statestore.tasks.plan import Standing, TaskReport, Traffic
 from statestore.tasks.poison import Poison, Rehearsed
+from statestore.tasks.steps import Steps, at_once
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ _COMMIT_S = 0.1
 _FIRST_RECORDS = 40_000
 _LEAST_RECORDS = 1_000
 _MOST_GROWTH = 16
+# What share of the interval has to have passed for a commit beside those of other tasks.
+_EARLY = 0.5
 
 
 class Attempt:
@@ -73,10 +76,36 @@ class Attempt:
         self._records_in = 0
         self._dirty = False
         self._took_marks = False
+        self._worked = 0, 0.0
+        """How many records were processed last, and how long that took, with their commit."""
 
     def step(self, timeout_ms: int) -> int:
         """Poll for up to `timeout_ms`, process, commit if due; return the number of records."""
+        processed = self.work(timeout_ms)
+        at_once(self.committing())
+        return processed
+
+    def arrival(self, limit_ms: int) -> Arrival | None:
+        """Return when `work` may have something to do, at the latest in `limit_ms`.
+
+        None: the source can only be polled.
+        """
+        found = self._intake.arrival(self._source, self._retry.batch_size.records)
+        if found is None:
+            return None
+        wait_ms = self._context.punctuations.wait_ms(self._clock.now_ms(), limit_ms)
+        within_s = min(found.within_s, wait_ms / 1000)
+        if self._dirty:
+            within_s = min(within_s, max(self._committer.until_interval_s(), 0.0))
+        return found._replace(within_s=within_s)
+
+    def work(self, timeout_ms: int) -> int:
+        """Poll for up to `timeout_ms` and process; return the number of records.
+
+        Commit only where memory or a failure demands it.
+        """
         clock, intake, batch_size = self._clock, self._intake, self._retry.batch_size
+        batch_size.took(*self._worked)
         began_ms, started = clock.now_ms(), clock.monotonic()
         if self._memory.take_request() and self._dirty:
             self.commit()
@@ -100,16 +129,24 @@ class Attempt:
             self.all_seen()
         self._punctuate()
         self._report.process_seconds += clock.monotonic() - polled
-        if self._commit_is_due():
-            self.commit()
-        batch_size.took(processed, clock.monotonic() - polled)
+        self._worked = processed, clock.monotonic() - polled
         return processed
+
+    def committing(self, *, beside: bool = False) -> Steps[None]:
+        """Commit if it is due; `beside`: or will be soon, as others of the slot commit now."""
+        if self.commit_is_due() or (beside and self._may_commit_early()):
+            (records, worked_s), since_s = self._worked, self._clock.monotonic()
+            yield from self._commit(last=False)
+            self._worked = records, worked_s + self._clock.monotonic() - since_s
 
     def commit(self, *, last: bool = False) -> None:
         """Commit everything processed since the last commit; raise Rehearsed in a trial.
 
         `last`: there may be no more, so those below are told all.
         """
+        at_once(self._commit(last=last))
+
+    def _commit(self, *, last: bool) -> Steps[None]:
         context, report, clock = self._context, self._report, self._clock
         started = clock.monotonic()
         self._take_marks()
@@ -129,7 +166,7 @@ class Attempt:
         times = self._times.at_commit(
             context.stream_time_ms, context.seen_ms, self._intake.partition_times()
         )
-        self._committer.commit(offsets, times, done)
+        yield from self._committer.commit(offsets, times, done)
         self._memory.free()
         self._retry.committed()
         self._poison.committed(offsets)
@@ -142,6 +179,22 @@ class Attempt:
         report.held = context.held_back.by_store()
         self._records_in = 0
         self._dirty = self._took_marks = False
+
+    def commit_is_due(self) -> bool:
+        """Return whether a commit is due: after the interval, on request and at the planned end.
+
+        If there is nothing else to commit, one is due once a day for idle inputs.
+        """
+        if not self._dirty:
+            at_end = self._intake.finished() and (
+                self._inputs_moved() or bool(self._times.announcer.sent)
+            )
+            return at_end or self._committer.is_stale() or self._has_news()
+        return (
+            self._context.commit_requested
+            or self._intake.finished()
+            or self._committer.interval_has_passed()
+        )
 
     def all_seen(self) -> bool:
         """Note that all input there is was processed; return whether that let time pass."""
@@ -323,21 +376,8 @@ class Attempt:
             if memory.is_full() and memory.make_room():
                 self.commit()
 
-    def _commit_is_due(self) -> bool:
-        """A commit is due after the interval, on request and at the planned end.
-
-        If there is nothing else to commit, one is due once a day for idle inputs.
-        """
-        if not self._dirty:
-            at_end = self._intake.finished() and (
-                self._inputs_moved() or bool(self._times.announcer.sent)
-            )
-            return at_end or self._committer.is_stale() or self._has_news()
-        return (
-            self._context.commit_requested
-            or self._intake.finished()
-            or self._committer.interval_has_passed()
-        )
+    def _may_commit_early(self) -> bool:
+        return self._dirty and self._committer.interval_has_passed(share=_EARLY)
 
     def _has_news(self) -> bool:
         """Return whether a commit would say more of time, to those below or of what was taken."""

@@ -12,6 +12,10 @@ Under at_least_once (E6) step 3 is a flush of the producer, and the input offset
 There the outputs are flushed before step 1 as well. A restore takes what is logged for done, so an
 item that waited in a store would be lost if the log refused the output with which it left.
 
+A commit pauses for answers behind 1, behind 2, and within 3 once the log was asked to commit
+(commit.log-asked); the next step begins with them. Other tasks of the slot commit meanwhile
+(steps.py), each in this order. Clients that cannot ask without waiting do all of it behind a pause.
+
 Keeps I4, I6 and I34.
 """
 
@@ -32,6 +36,7 @@ from statestore.model.modes import ProcessingGuarantee
 from statestore.ports import Changelog, Cluster, GroupOffset, Outbox
 from statestore.tasks.owned import OwnedStore
 from statestore.tasks.plan import Tally
+from statestore.tasks.steps import Pause, Steps
 from statestore.tasks.watermarks import ChannelStamp
 from statestore.topology.failures import NodeFailed, Stage
 
@@ -200,7 +205,7 @@ def commit_task(
     outbox: Outbox,
     guarantee: ProcessingGuarantee,
     settle: Settle,
-) -> None:
+) -> Steps[None]:
     """Run the steps above; `settle` asks the log whether an unanswered commit went through (E4).
 
     An error before step 3 leaves nothing committed: abort, roll back, go on from the last commit.
@@ -213,10 +218,18 @@ def commit_task(
     for opened in stores:
         _log_changes(opened, outbox, commit.stamp)
     reach(CrashPoint.COMMIT_RECORDS_SENT)
+    with _producing("commit"):
+        outbox.push()
+    yield Pause.ASKED
     if exactly_once:
         with _producing("commit"):
             outbox.send_offsets(commit.offsets, commit.stamp.text())
     reach(CrashPoint.COMMIT_OFFSETS_SENT)
+    yield Pause.ASKED
+    with _producing("commit"):
+        outbox.ask_commit()
+    reach(CrashPoint.COMMIT_LOG_ASKED)
+    yield Pause.ASKED
     ends = _commit_log(outbox, commit, settle)
     reach(CrashPoint.COMMIT_LOG_DONE)
     position = commit.position()

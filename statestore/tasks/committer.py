@@ -27,6 +27,7 @@ from statestore.tasks.commit import (
 from statestore.tasks.event_time import TimesAtCommit
 from statestore.tasks.input_checkpoint import InputCheckpoint, committed_inputs
 from statestore.tasks.plan import Tally, TaskEdges, TaskPlan
+from statestore.tasks.steps import Steps
 from statestore.tasks.stores import TaskStores
 
 
@@ -123,7 +124,7 @@ class Committer:
         offsets: Mapping[TopicPartition, int],
         times: TimesAtCommit,
         tally: Tally,
-    ) -> None:
+    ) -> Steps[None]:
         """Commit all that was written, with the offsets of the inputs NEXT to read (E2).
 
         `tally` includes this commit.
@@ -144,7 +145,8 @@ class Committer:
         self.begin()
         if not self._settings.exactly_once:
             self._check_ours()  # Kafka fences nobody in this mode (E6)
-        commit_task(
+        began_s = self._edges.clock.monotonic()
+        yield from commit_task(
             TaskCommit(offsets, stamp),
             list(self._stores.opened.values()),
             self._edges.outbox,
@@ -152,7 +154,7 @@ class Committer:
             self._settle,
         )
         self._begun = False
-        self._committed_s = self._edges.clock.monotonic()
+        self._committed_s = began_s
         self.stamp = stamp
         self.tally = tally
         self.offsets = offsets
@@ -179,10 +181,14 @@ class Committer:
             CommitStamp(self.stamp.number + 1, stream_time_ms),
         )
 
-    def interval_has_passed(self) -> bool:
-        """Return whether the commit interval has passed since the last commit."""
-        interval_s = self._settings.effective_commit_interval_ms / 1000
-        return self._edges.clock.monotonic() - self._committed_s >= interval_s
+    def interval_has_passed(self, *, share: float = 1.0) -> bool:
+        """Return whether the commit interval, or a share of it, passed since the last commit."""
+        return self.until_interval_s(share=share) <= 0
+
+    def until_interval_s(self, *, share: float = 1.0) -> float:
+        """Return when that will be, in seconds from now."""
+        interval_s = share * self._settings.effective_commit_interval_ms / 1000
+        return self._committed_s + interval_s - self._edges.clock.monotonic()
 
     def is_stale(self) -> bool:
         """Return whether the broker may soon forget the group's offsets, as the commit is old."""

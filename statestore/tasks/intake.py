@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -22,7 +23,7 @@ from statestore.model.ids import TopicPartition
 from statestore.model.modes import EVENT_TIME_MAX_MS
 from statestore.model.records import BYTES, Record
 from statestore.model.time_marks import TimeMark
-from statestore.ports import Source
+from statestore.ports import Arrival, Source
 from statestore.topology.failures import NodeFailed, Stage, decoded, failed
 from statestore.topology.nodes import SourceNode, TimestampExtractor
 
@@ -123,6 +124,16 @@ class Intake:
             source.resume(sorted(paused))
         for tp in self._waiting:
             self.at(tp, source.position(tp), more=not source.at_end(tp))
+
+    def arrival(self, source: Source, limit: int) -> Arrival | None:
+        """Return when the next `poll` may take something; None: the source can only be polled."""
+        paused = sorted(self.paused(limit))
+        if len(paused) == len(self._waiting):
+            return Arrival((), inf)
+        source.pause(paused)
+        found = source.arrival()
+        source.resume(paused)
+        return found
 
     def add(self, batch: InputBatch, position: int) -> None:
         """Take a polled batch; `position` is the source's next offset after it."""

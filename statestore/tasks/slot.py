@@ -3,12 +3,18 @@
 A slot is one Spark task, or the whole process under `statestore run`. The garbage collector is off
 while records move: batches make no cycles, and its pauses grow with the number of live records.
 
+In a continuous run the slot waits for the input of all its tasks at once, if the client can tell
+when there is some. Then each task processes what it has, and those whose commits are due commit
+side by side.
+
 A task begins and ends with many waits for brokers. Several tasks therefore begin and end side by
 side, and beside what the slot processes; but all that calls a user's code is left to the thread of
 the slot.
 """
 
 import gc
+import math
+import select
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,10 +26,13 @@ from statestore.ports import Clock
 from statestore.tasks.history import WorkHistory
 from statestore.tasks.plan import Standing, TaskReport
 from statestore.tasks.progress_file import ProgressFile
+from statestore.tasks.steps import together
 from statestore.tasks.task import StreamTask
 
 _POLL_MS = 200
 _STEPS_PER_COLLECTION = 200
+# Once tasks have processed for so long, they commit before others process.
+_TOGETHER_S = 0.02
 _SIDE_BY_SIDE = 4
 """How many tasks of a slot begin or end at once."""
 FOREVER_MS: Final = 253_402_300_799_999
@@ -184,20 +193,70 @@ def _in_turn(
                 return
             open_tasks.enter_context(lives.of(served.task))
             served.begin(tell)
-        # Tasks with input must not wait for an idle one, so they share the poll time.
-        poll_ms = max(5, _POLL_MS // (4 * len(lives.tasks)))
         steps = 0
         while clock.monotonic() < deadline_s and not stop.is_set():
-            for served in lives.tasks:
-                between()
-                served.task.step(poll_ms)
-                served.note(tell)
+            if _await_any(lives.tasks):
+                _side_by_side(lives.tasks, clock, tell, between)
+            else:
+                _one_by_one(lives.tasks, tell, between)
             steps += 1
             if steps % _STEPS_PER_COLLECTION == 0:
                 gc.collect()
         for served in lives.tasks:
             served.task.finish()
             served.write(tell)
+
+
+def _await_any(tasks: Sequence[Served]) -> bool:
+    """Wait until a task may have something to do, not for long; False: they can only be polled."""
+    limit_ms = _POLL_MS // 4
+    until_s = limit_ms / 1000
+    poll = select.poll()
+    for served in tasks:
+        arrival = served.task.arrival(limit_ms)
+        if arrival is None:
+            return False
+        until_s = min(until_s, arrival.within_s)
+        for number in arrival.sockets:
+            poll.register(number, select.POLLIN)
+    if until_s > 0:
+        poll.poll(math.ceil(until_s * 1000))
+    return True
+
+
+def _one_by_one(tasks: Sequence[Served], tell: Tell, between: Callable[[], None]) -> None:
+    """Have each task poll, process and commit."""
+    # Tasks with input must not wait for an idle one, so they share the poll time.
+    poll_ms = max(5, _POLL_MS // (4 * len(tasks)))
+    for served in tasks:
+        between()
+        served.task.step(poll_ms)
+        served.note(tell)
+
+
+def _side_by_side(
+    tasks: Sequence[Served], clock: Clock, tell: Tell, between: Callable[[], None]
+) -> None:
+    """Have each task process what has come, then commit those that are due together."""
+    worked: list[Served] = []
+    since_s = clock.monotonic()
+    for served in tasks:
+        between()
+        served.task.work(0)
+        worked.append(served)
+        # A result must not wait long for what other tasks process.
+        if clock.monotonic() - since_s > _TOGETHER_S:
+            _commit(worked, tell)
+            worked, since_s = [], clock.monotonic()
+    _commit(worked, tell)
+
+
+def _commit(tasks: Sequence[Served], tell: Tell) -> None:
+    """Commit what is due; if anything is, then also what will be due soon."""
+    if any(served.task.commit_is_due() for served in tasks):
+        together([served.task.committing() for served in tasks])
+    for served in tasks:
+        served.note(tell)
 
 
 @contextmanager

@@ -6,7 +6,7 @@
               fence the last owner      start.producer-ready    (1)
               committed input offsets   start.offsets-known
               restore                   restore.batch-written, restore.done
-    step()    one step of the attempt; take the snapshots that others ask for
+    step()    work(), then committing(); take the snapshots that others ask for
     close()   release without committing what is pending; a clean end commits first
 
 (1) A bounded run has nothing to do if the group has committed all inputs at their planned ends. If
@@ -34,6 +34,7 @@ from statestore.errors import (
 )
 from statestore.faults import CrashPoint, reach
 from statestore.layout.folders import StateLayout
+from statestore.ports import Arrival
 from statestore.settings import Settings
 from statestore.stores.kinds.registry import kind_of
 from statestore.tasks.announcer import Announcer
@@ -49,6 +50,7 @@ from statestore.tasks.plan import Standing, Tally, TaskEdges, TaskPlan, TaskRepo
 from statestore.tasks.poison import Poison, Rehearsed
 from statestore.tasks.rewriting import Chunk, Place, stage, stage_log
 from statestore.tasks.snapshot_responder import SnapshotResponder
+from statestore.tasks.steps import Pause, Steps, at_once
 from statestore.tasks.stores import TaskStores
 from statestore.tasks.watermarks import Watermarks
 from statestore.topology.failures import NodeFailed
@@ -136,6 +138,28 @@ class StreamTask:
     def step(self, timeout_ms: int) -> int:
         """Poll for up to `timeout_ms`, process, commit if due; return the number of records."""
         return self._recovering(lambda: self._step(timeout_ms))
+
+    def arrival(self, limit_ms: int) -> Arrival | None:
+        """Return when there may be something to do, at the latest in `limit_ms`.
+
+        None: the source can only be polled.
+        """
+        return self._present().arrival(limit_ms)
+
+    def work(self, timeout_ms: int) -> int:
+        """Poll for up to `timeout_ms` and process; return the number of records.
+
+        Whoever calls it runs `committing` next, which may be together with other tasks.
+        """
+        return self._recovering(lambda: self._work(timeout_ms))
+
+    def commit_is_due(self) -> bool:
+        """Return whether `committing` has anything to do."""
+        return self._present().commit_is_due()
+
+    def committing(self) -> Steps[int]:
+        """Commit if it is due, or soon would be; pause where brokers were asked."""
+        return self._recovering_in(lambda: self._present().committing(beside=True))
 
     def finished(self) -> bool:
         """Return whether every input was processed and committed up to its planned end."""
@@ -235,10 +259,19 @@ class StreamTask:
 
     def _step(self, timeout_ms: int) -> int:
         processed = self._present().step(timeout_ms)
+        self._look_after()
+        return processed
+
+    def _work(self, timeout_ms: int) -> int:
+        processed = self._present().work(timeout_ms)
+        self._look_after()
+        return processed
+
+    def _look_after(self) -> None:
+        """Do what has to be done often, whether or not there was input."""
         self._stores.maintain()
         self._ownership.glance()
         self._responder.serve(self._stores.opened, self._committer.stamp.number)
-        return processed
 
     # Rows are written anew.
 
@@ -358,12 +391,17 @@ class StreamTask:
 
     def _recovering(self, action: Callable[[], int | None]) -> int:
         """Return what the action returns; 0 after a failure from which the task goes back."""
+        return at_once(self._recovering_in(lambda: _without_pause(action)))
+
+    def _recovering_in(self, action: Callable[[], Steps[int | None]]) -> Steps[int]:
+        """Likewise, of an action that pauses; there is a pause before the task goes back, too."""
         try:
-            done = self._judging(action)
+            done = yield from self._judging(action)
         except StateStoreError as error:
             self._ownership.check(error)
             if not isinstance(error, _MENDABLE):
                 raise
+            yield Pause.FAILED
             self._go_back(error)
             return 0
         # While an input may have more records, the next failure may still follow soon.
@@ -371,19 +409,20 @@ class StreamTask:
             self._retry.idle()
         return done
 
-    def _judging(self, action: Callable[[], int | None]) -> int:
+    def _judging(self, action: Callable[[], Steps[int | None]]) -> Steps[int]:
         """Return what the action returns; 0 if what failed is passed over or searched for.
 
         The task then goes back to its last commit, as it does after a trial that succeeded.
         """
         try:
-            return action() or 0
+            return (yield from action()) or 0
         except NodeFailed as failed:
             self._ownership.check()
             self._poison.judge(failed, punctuated=self._present().has_punctuated())
         except Rehearsed:
             self._ownership.check()
             self._poison.rehearsed()
+        yield Pause.FAILED
         self._undo()
         return 0
 
@@ -424,3 +463,8 @@ class StreamTask:
         # here (E6).
         self._restore()
         self._begin_attempt()
+
+
+def _without_pause(action: Callable[[], int | None]) -> Steps[int | None]:
+    yield from ()
+    return action()

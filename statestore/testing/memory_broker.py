@@ -20,6 +20,7 @@ from statestore.model.batch import Batch, Column
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Record
 from statestore.ports import (
+    Arrival,
     AuditLogReader,
     Bounds,
     Changelog,
@@ -200,6 +201,10 @@ class MemorySource:
                 if entries:
                     batches.append(_batch(tp, entries))
         return batches
+
+    def arrival(self) -> Arrival:
+        """It never waits."""
+        return Arrival((), 0.0)
 
     def position(self, tp: TopicPartition) -> int:
         """The offset that is read next from `tp`, past control records."""

@@ -44,6 +44,9 @@ class MemoryOutbox:
         transaction = self._state.transaction(self._id, self._epoch)
         self._writer.write(records, transaction, tracked=tracked)
 
+    def push(self) -> None:
+        """Do nothing: nothing waits here."""
+
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """Add the group's input offsets to the transaction."""
         transaction = self._state.transaction(self._id, self._epoch)
@@ -53,6 +56,9 @@ class MemoryOutbox:
     def flush(self) -> None:
         """Nothing waits here."""
         self._state.require_up()
+
+    def ask_commit(self) -> None:
+        """Do nothing: in memory the answer is there at once."""
 
     def commit(self) -> None:
         """Commit all or nothing; after CommitUnknown, which `lose_answer` causes, call again."""
@@ -109,6 +115,9 @@ class MemoryPlainOutbox:
         """See `ports.Outbox`."""
         self._writer.write(records, None, tracked=tracked)
 
+    def push(self) -> None:
+        """Do nothing: nothing waits here."""
+
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         """Commit the group's input offsets, now."""
         self._state.require_up()
@@ -118,6 +127,9 @@ class MemoryPlainOutbox:
     def flush(self) -> None:
         """Nothing waits here."""
         self._state.require_up()
+
+    def ask_commit(self) -> None:
+        """Do nothing: there is no transaction."""
 
     def commit(self) -> None:
         """The same as flush."""

@@ -12,6 +12,7 @@ from statestore.errors import CommitUnknown, Fenced, Unavailable
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.ports import (
+    Arrival,
     Bounds,
     Changelog,
     Cluster,
@@ -103,6 +104,14 @@ class SimulatedOutbox:
                 fate.late.append(lambda: self._arrive_late(transaction))
         raise CommitUnknown("the commit was not answered: commit again")
 
+    def push(self) -> None:
+        self._process.visit("outbox.push")
+        self._opened().push()
+
+    def ask_commit(self) -> None:
+        self._process.visit("outbox.ask_commit")
+        self._opened()
+
     def waited(self) -> CommitWaits:
         return self._opened().waited()
 
@@ -157,6 +166,9 @@ class SimulatedSource:
         if fate.happens(fate.odds.nothing_yet):
             return []
         return self._source.poll(fate.rng.randint(1, max_records), timeout_ms, soon=soon)
+
+    def arrival(self) -> Arrival | None:
+        return self._source.arrival()
 
     def position(self, tp: TopicPartition) -> int:
         return self._source.position(tp)

@@ -163,6 +163,10 @@ class Connection:
         self._pending.clear()
         self._socket.close()
 
+    def has_more(self) -> bool:
+        """Return whether bytes were taken from the socket that `read` has not seen."""
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+
     def fileno(self) -> int:
         """Return the socket's descriptor, for selectors; -1 if it is closed."""
         return self._socket.fileno()
@@ -254,11 +258,11 @@ class Connection:
     def _fill(self, count: int, deadline_s: float) -> bool:
         """Read until the buffer has so many bytes; False if they have not come in time."""
         while self._got < count:
-            self._wait_at_most(deadline_s)
+            self._socket.settimeout(max(deadline_s - monotonic(), 0.0))
             try:
                 # Never beyond this answer: then the next one begins at the buffer's begin.
                 came = self._socket.recv_into(memoryview(self._buffer)[self._got : count])
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return False
             except OSError as failure:
                 self.close()

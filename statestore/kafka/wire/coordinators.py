@@ -117,29 +117,41 @@ class TransactionalId:
             raise error_for(KafkaError(answer.error_code), doing)
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
 
-    def end(self, *, commit: bool, deadline_s: float) -> None:
+    def ask_commit(self, deadline_s: float) -> Connection:
+        """Ask to commit the open transaction; `end` reads the answer. Disconnected or Unavailable.
+
+        Whatever it raises, the broker may have been asked.
+        """
+        return self.coordinator.send(self._ending(commit=True), EndTxnResponse, deadline_s)
+
+    def end(self, *, commit: bool, deadline_s: float, asked: Connection | None = None) -> None:
         """Commit or abort the open transaction; afterwards the next one has its epoch.
 
-        Unavailable if the broker does not answer: call again, with the same argument, to learn
-        what happened. Fenced if another owner opened the id, or the transaction has expired.
+        `asked` is what `ask_commit` returned. Unavailable if the broker does not answer: call
+        again, with the same `commit`, to learn what happened. Fenced if another owner opened the
+        id, or the transaction has expired.
         """
         doing = f"{'commit' if commit else 'abort'} the transaction of {self.name}"
         answer = self.coordinator.ask(
-            lambda link: EndTxnRequest(
-                version=link.version(EndTxnRequest, END_VERSION),
-                transactional_id=self.name,
-                producer_id=self.producer_id,
-                producer_epoch=self.epoch,
-                committed=commit,
-            ),
+            self._ending(commit=commit),
             EndTxnResponse,
             lambda answer: int(answer.error_code),
             doing,
             deadline_s,
+            first=asked,
         )
         if answer.error_code:
             raise refusal(answer.error_code, doing)
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+
+    def _ending(self, *, commit: bool) -> Make:
+        return lambda link: EndTxnRequest(
+            version=link.version(EndTxnRequest, END_VERSION),
+            transactional_id=self.name,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            committed=commit,
+        )
 
 
 def refusal(code: int, doing: str) -> StateStoreError:

@@ -22,6 +22,7 @@ from statestore.kafka.wire.cluster import ClusterMap, Leader, Links, is_passing,
 from statestore.kafka.wire.connection import Connection, Disconnected
 from statestore.kafka.wire.fetched import Fetched, Taken, extent
 from statestore.model.ids import TopicPartition
+from statestore.ports import Arrival
 
 _TOPIC_IDS_VERSION = 13
 _VERSION = 17
@@ -232,21 +233,32 @@ class Fetcher:
 
         Anything: records, markers, a log end that was not known.
         """
-        now_s = monotonic()
-        for node, broker in self._brokers.items():
-            if broker.due_s <= now_s:
-                self._lost_connection(node, "a fetch was not answered")
         waiting = {node: broker for node, broker in self._brokers.items() if broker.asked}
         until_s = min([until_s, *(broker.due_s for broker in waiting.values())])
-        if not waiting:
-            self._never.wait(max(until_s - now_s, 0))
-            return False
-        if len(waiting) == 1:
-            return self._read(*waiting.popitem(), until_s)
         news = False
-        for node in _readable(waiting, until_s):
-            news |= self._read(node, waiting[node], monotonic() + _REST_S)
+        if not waiting:
+            self._never.wait(max(until_s - monotonic(), 0))
+        elif len(waiting) == 1:
+            ((node, broker),) = waiting.items()
+            news = self._read(node, broker, until_s)
+        else:
+            for node in _readable(waiting, until_s):
+                news |= self._read(node, waiting[node], monotonic() + _REST_S)
+        # What came while nobody looked was read first.
+        now_s = monotonic()
+        for node, broker in waiting.items():
+            if broker.due_s <= now_s:
+                self._lost_connection(node, "a fetch was not answered")
         return news
+
+    def arrival(self, next_try_s: float) -> Arrival:
+        """Return when `receive` may have something to take in, or `send` something to ask."""
+        links = [broker.link for broker in self._brokers.values() if broker.asked]
+        due_s = min([next_try_s, *(broker.due_s for broker in self._brokers.values())])
+        if any(link is not None and link.has_more() for link in links):
+            due_s = 0.0
+        sockets = [link.fileno() for link in links if link is not None]
+        return Arrival(sockets, max(due_s - monotonic(), 0.0))
 
     def leave_out(self, absence_s: float) -> None:
         """Do not count that time, when nobody asked for answers."""

@@ -89,6 +89,7 @@ class WireOutbox:
         self._offsets: _Offsets | None = None
         self._has_offsets = False
         self._is_ending = False
+        self._asked: Connection | None = None
         self._fenced: Fenced | None = None
 
     def open(self) -> None:
@@ -109,7 +110,7 @@ class WireOutbox:
         if index in self._stale:
             self._open_again(index, number)
         self._current, self._number = index, number
-        self._offsets, self._has_offsets, self._is_ending = None, False, False
+        self._offsets, self._has_offsets = None, False
         self._appends.begin(self._ids[index])
 
     def send(self, records: Records, *, tracked: bool = False) -> None:
@@ -118,13 +119,22 @@ class WireOutbox:
         with self._noting():
             self._appends.add(records, tracked=tracked)
 
+    def push(self) -> None:
+        """Send the records that wait for a full batch."""
+        self._ready()
+        with self._noting():
+            self._appends.push()
+
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
-        """Add the group's input offsets; the answer is awaited by `flush` and `commit`."""
+        """Add the group's input offsets; the answer is awaited by `flush` and `commit`.
+
+        Before that all records are acknowledged: while brokers add partitions to a transaction,
+        they cannot add offsets to it, and try again after 20 ms
+        (`add.partitions.to.txn.retry.backoff.ms`).
+        """
         self._ready()
         assert self._group_id is not None, "an outbox without a group has no inputs"
-        self._settle_offsets(self._deadline_s())
-        with self._noting(), self._waits.of("flush"):
-            self._appends.push()
+        self.flush()
         self._has_offsets = True
         link: Connection | None = None
         with self._waits.of("offsets"), suppress(Disconnected):
@@ -145,6 +155,17 @@ class WireOutbox:
             with self._waits.of("offsets"):
                 self._settle_offsets(deadline_s)
 
+    def ask_commit(self) -> None:
+        """See `ports.Outbox`: the end of the transaction is told, and its answer not awaited."""
+        owner = self._ready()
+        self.flush()
+        if not self._has_sent():
+            return
+        # From now on the broker may have been told.
+        self._is_ending = True
+        with self._waits.of("end"), suppress(Disconnected, Unavailable):
+            self._asked = owner.ask_commit(self._deadline_s())
+
     def commit(self) -> None:
         """Commit everything or nothing.
 
@@ -155,15 +176,17 @@ class WireOutbox:
             self.flush()
         if self._has_sent():
             self._is_ending = True
+            asked, self._asked = self._asked, None
             with self._noting(), self._waits.of("end"):
                 try:
-                    owner.end(commit=True, deadline_s=self._deadline_s())
+                    owner.end(commit=True, deadline_s=self._deadline_s(), asked=asked)
                 except Unavailable as failure:
                     raise CommitUnknown(
                         f"the commit of {owner.name} was not answered: {failure}: it may or may "
                         "not have happened: commit again to learn which"
                     ) from failure
         self._current = None
+        self._is_ending = False
         self._number += 1
 
     def abort(self) -> None:
@@ -171,9 +194,12 @@ class WireOutbox:
         self._require_owner()
         if self._current is None:
             return
-        index, has_sent = self._current, self._has_sent()
+        index, has_sent, is_ending = self._current, self._has_sent(), self._is_ending
         self._discard()
-        if has_sent:
+        if is_ending:
+            # It may be committed already; opening the id again ends it if it is not.
+            self._stale.add(index)
+        elif has_sent:
             with self._noting():
                 try:
                     self._ids[index].end(commit=False, deadline_s=self._deadline_s())
@@ -193,7 +219,7 @@ class WireOutbox:
 
         If the broker does not answer soon, this is left to the next owner.
         """
-        current, has_sent = self._current, self._has_sent()
+        current, has_sent = self._current, self._has_sent() and not self._is_ending
         self._discard()
         deadline_s = monotonic() + _CLOSE_S
         if self._fenced is None:
@@ -327,6 +353,9 @@ class WireOutbox:
         """Drop what has no answer; the connections of what was asked are closed."""
         self._current = None
         self._appends.drop()
+        if self._is_ending:
+            self._asking.close()
+            self._is_ending, self._asked = False, None
         if self._offsets is not None:
             self._sending.close()
             self._offsets = None

@@ -17,6 +17,7 @@ from statestore.kafka.wire.fetching import Fetcher, FetchLimits, PartitionLog
 from statestore.kafka.wire.security import Security
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
+from statestore.ports import Arrival
 from statestore.settings import Settings
 
 # About how many bytes of keys, values and headers one poll returns.
@@ -86,6 +87,7 @@ class WireSource:
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._turns: deque[PartitionLog] = deque()
         self._polled_s = 0.0
+        self._is_listening = False
         self._silence: Unavailable | None = None
 
     def start(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -130,6 +132,15 @@ class WireSource:
                 raise silence
             self._silence = silence
         return [found.batch(tp) for tp, found in rows.items()]
+
+    def arrival(self) -> Arrival:
+        """See `ports.Source`: the brokers are asked, and their sockets tell when they answer."""
+        self._leave_out_absence()
+        self._polled_s, self._is_listening = monotonic(), True
+        next_try_s = self._fetcher.send(self._turns)
+        if self._silence is not None or any(map(_is_ready, self._turns)):
+            return Arrival((), 0.0)
+        return self._fetcher.arrival(next_try_s)
 
     def position(self, tp: TopicPartition) -> int:
         """Return the offset after the last record returned for `tp` and any control records."""
@@ -199,8 +210,9 @@ class WireSource:
         return soon and bool(rows) and all(log.log_end - log.position <= _FAR for log in read)
 
     def _leave_out_absence(self) -> None:
-        """Count only the time of polls as silence."""
-        absence_s = monotonic() - self._polled_s
+        """Count only the time of polls as silence, and that from `arrival` to a poll."""
+        absence_s = 0.0 if self._is_listening else monotonic() - self._polled_s
+        self._is_listening = False
         self._fetcher.leave_out(absence_s)
         for log in self._logs.values():
             log.heard_s += absence_s
@@ -223,6 +235,11 @@ class WireSource:
             f"{', '.join(str(log.tp) for log in silent)} for {round(silent_s, 1):g} s{trouble}: "
             "are the brokers up?"
         )
+
+
+def _is_ready(log: PartitionLog) -> bool:
+    """Return whether a poll has something to return or to raise without asking a broker."""
+    return not log.is_paused and (bool(log.fetched) or log.failure is not None)
 
 
 def _limits(config: Mapping[str, str]) -> FetchLimits:
