@@ -217,9 +217,9 @@ def commit_task(
             outbox.flush()
     for opened in stores:
         _log_changes(opened, outbox, commit.stamp)
-    reach(CrashPoint.COMMIT_RECORDS_SENT)
     with _producing("commit"):
         outbox.push()
+    reach(CrashPoint.COMMIT_RECORDS_SENT)
     yield Pause.ASKED
     if exactly_once:
         with _producing("commit"):

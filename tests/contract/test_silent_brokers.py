@@ -20,14 +20,20 @@ def kafka() -> Iterator[LocalKafka]:
         yield broker
 
 
-def test_an_unanswered_commit_goes_on_when_called_again(world: World) -> None:
+@pytest.mark.parametrize("is_asked_before", [False, True])
+def test_an_unanswered_commit_goes_on_when_called_again(
+    world: World, *, is_asked_before: bool
+) -> None:
     topic = world.topic()
     outbox = opened(world, request_timeout_ms=3000)
     outbox.begin()
     send(outbox, topic, "once")
     outbox.flush()
-    with world.silent_commit("0_0"), pytest.raises(CommitUnknown):
-        outbox.commit()
+    with world.silent_commit("0_0"):
+        if is_asked_before:
+            outbox.ask_commit()
+        with pytest.raises(CommitUnknown):
+            outbox.commit()
     outbox.commit()
     commit(outbox, topic, "next")
     assert values(read_all(world, TopicPartition(topic, 0))) == [b"once", b"next"]

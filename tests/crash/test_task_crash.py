@@ -7,6 +7,7 @@ left behind.
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,15 +60,39 @@ def test_a_run_killed_at_every_crash_point_loses_and_doubles_nothing(
     name = f"points-{client}"
     settings = {"kafka.client": str(client)}
     rig = rig_on(kafka, tmp_path, application_id=name, topic_prefix=name, settings=settings)
-    # Our own client keeps what makes no full batch until it sends the offsets.
-    open_at = OPEN_AT - ({CrashPoint.COMMIT_RECORDS_SENT} if client is KafkaClient.WIRE else set())
     kills, findings = killed_at(VISITED, rig)
     for point, kill in kills.items():
         print(f"{point}: {kill}")
         assert kill.died, f"{point} was not reached: it proves nothing"
         assert kill.commits_before, f"{point}: no commit came before"
-        assert kill.writes_open or point not in open_at, f"{point}: no write was open"
+        assert kill.writes_open or point not in OPEN_AT, f"{point}: no write was open"
     assert findings == []
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [CrashPoint.COMMIT_LOG_ASKED],
+        pytest.param([point for point in VISIT if point in VISITED], marks=pytest.mark.thorough),
+    ],
+    ids=["asked", "each"],
+)
+def test_a_continuous_run_killed_while_commits_overlap_loses_and_doubles_nothing(
+    kafka: LocalKafka, tmp_path: Path, points: list[CrashPoint]
+) -> None:
+    """Both stream tasks are in the middle of a commit; one of them dies at the point."""
+    name = f"beside-{len(points)}"
+    settings = {"kafka.client": "wire"}
+    rig = rig_on(kafka, tmp_path, application_id=name, topic_prefix=name, settings=settings)
+    for later, point in enumerate(points):
+        rig.produce(6000)
+        endless = replace(rig, options=("--run-for=300s",))
+        # The first or the second of the two tasks.
+        kill = endless.run_until_crash(f"{point}:{VISIT[point] + later % 2}")
+        assert kill.died, f"{point} was not reached: it proves nothing"
+        assert kill.commits_before, f"{point}: no commit came before"
+    rig.run()
+    assert rig.findings() == []
 
 
 @pytest.mark.thorough

@@ -152,6 +152,8 @@ class Order(msgspec.Struct):
     seeds: list[int]
     clients: tuple[str, ...] = (KafkaClient.LIBRDKAFKA,)
     """The values of `kafka.client` of which each life has one."""
+    in_turn: bool | None = None
+    """Whether tasks are served in turn, so that their commits overlap; None: the seed decides."""
     one_epoch: bool = False
     to_the_first_finding: bool = False
 
@@ -180,7 +182,7 @@ def main() -> None:
         kafka = stack.enter_context(LocalKafka(proxy_port=proxy.port, config=_CLEANING))
         proxy.lead_to(kafka.behind_proxy)
         scratch = Path(stack.enter_context(TemporaryDirectory(prefix="late-")))
-        run_schedules(lambda: Schedules(kafka, proxy, scratch, order.clients), order, _tell)
+        run_schedules(lambda: Schedules(kafka, proxy, scratch, order), order, _tell)
 
 
 def _tell(story: Story) -> None:
@@ -216,10 +218,9 @@ def run_schedules(
 class Schedules:
     """Schedules on one broker behind one proxy, one after another; each thread has its own."""
 
-    def __init__(
-        self, kafka: LocalKafka, proxy: FaultProxy, scratch: Path, clients: Sequence[str]
-    ) -> None:
-        self._clients = clients
+    def __init__(self, kafka: LocalKafka, proxy: FaultProxy, scratch: Path, order: Order) -> None:
+        self._clients = order.clients
+        self._in_turn = order.in_turn
         self._kafka = kafka
         self._proxy = proxy
         self._scratch = scratch
@@ -243,7 +244,7 @@ class Schedules:
             self._scratch / name,
             (Random(f"{seed} {life}").choice(self._clients) for life in count()),
             poisonous=poisonous,
-            in_turn=in_turn,
+            in_turn=in_turn if self._in_turn is None else self._in_turn,
         )
         app.create_topics()
         self._live.start(dict.fromkeys(app.outputs, 0))

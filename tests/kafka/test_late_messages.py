@@ -66,6 +66,14 @@ def test_no_late_message_of_those_of_the_commit_loses_or_doubles_anything(
         pytest.fail(told(stories), pytrace=False)
 
 
+def test_no_late_message_loses_or_doubles_anything_where_commits_overlap() -> None:
+    seeds = [commit_seed() + nth for nth in range(NEW_SCHEDULES)]
+    stories = stories_of(Order(seeds, BOTH[1:], in_turn=True))
+    assert len(stories) == NEW_SCHEDULES
+    if any(story.findings for story in stories):
+        pytest.fail(told(stories), pytrace=False)
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(120 + 4 * SCHEDULES)
 @pytest.mark.parametrize("clients", [BOTH[:1], BOTH[1:], BOTH], ids="+".join)
