@@ -6,7 +6,7 @@ CHECKS := check-types check-layers check-format check-lint check-spelling check-
 # Hundreds of short processes import the same modules: they compile them once, whatever the caller's
 # environment says.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all docs drill bench bench-peers lock advisories images wheel release-check clean
+.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all docs drill prove bench bench-peers lock advisories images wheel release-check clean
 
 BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
@@ -133,6 +133,10 @@ test-thorough: setup ## the second tier in an order by commit (SEED= repeats)
 
 drill: setup ## kill runs at every crash point and in other ways; report in .scratch/drill (SEED=)
 	@$(BIN)/statestore drill --report .scratch/drill $(if $(SEED),--seed $(SEED))
+
+prove: setup ## try to lose and to double records; report in .scratch/prove (HOURS=, SECTIONS=, SEED=)
+	@REQUIRE_KAFKA=1 $(BIN)/python -m tests.prove $(if $(HOURS),--hours $(HOURS)) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(SECTIONS),--sections $(SECTIONS))
 
 test-all: setup ## both tiers, with the long profiles and a browser; every night
 	@REQUIRE_KAFKA=1 HYPOTHESIS_PROFILE=long $(PYTEST) -o faulthandler_timeout=3600

@@ -3,7 +3,9 @@
 `Watch` looks after every event, `audit` once everything is at rest.
 """
 
+import builtins
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from itertools import pairwise
@@ -18,6 +20,7 @@ from tests.simulation.volume import Volume
 
 _STORES = {"sums": 0, "counts": 1, "seen": 1}
 _Rows = dict[str, Any]
+_RAISED = re.compile(r"\b([A-Z]\w+)\(")
 
 
 class Watch:
@@ -44,6 +47,12 @@ class Watch:
                     f"after commit {number_before} at {before[0]}"
                 )
         return found
+
+
+def is_mistake_in_code(finding: str) -> bool:
+    """Whether a finding is an error of Python: then the code does not run, and no rule was met."""
+    names = _RAISED.findall(finding)
+    return any(isinstance(getattr(builtins, name, None), type) for name in names)
 
 
 def _number(metadata: str) -> int:

@@ -6,13 +6,14 @@ import pytest
 
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import ProcessingGuarantee
-from statestore.ports import Outbox
+from statestore.ports import Changelog, Cluster, Outbox
 from statestore.tasks import commit as commits
 from statestore.tasks import committer as committers
 from statestore.tasks.commit import Settle, TaskCommit
 from statestore.tasks.committer import Committer
 from statestore.tasks.owned import OpenStore, OwnedStore
 from statestore.tasks.restore import Restored, Restorer
+from statestore.tasks.steps import Pause, Steps
 from statestore.tasks.stores import TaskStores
 from statestore.tasks.task import StreamTask
 from tests.simulation.schedule import Simulation
@@ -33,9 +34,9 @@ def offsets_before_the_log(patch: pytest.MonkeyPatch, simulation: Simulation) ->
         outbox: Outbox,
         guarantee: ProcessingGuarantee,
         settle: Settle,
-    ) -> None:
+    ) -> Steps[None]:
         plain.send_offsets(commit.offsets, commit.stamp.text())
-        _commit_task(commit, stores, outbox, guarantee, settle)
+        yield from _commit_task(commit, stores, outbox, guarantee, settle)
 
     patch.setattr(committers, "commit_task", mutated)
 
@@ -49,8 +50,8 @@ def offsets_after_the_log(patch: pytest.MonkeyPatch, simulation: Simulation) -> 
         outbox: Outbox,
         _guarantee: ProcessingGuarantee,
         settle: Settle,
-    ) -> None:
-        _commit_task(commit, stores, outbox, ProcessingGuarantee.AT_LEAST_ONCE, settle)
+    ) -> Steps[None]:
+        yield from _commit_task(commit, stores, outbox, ProcessingGuarantee.AT_LEAST_ONCE, settle)
 
     patch.setattr(committers, "commit_task", mutated)
     plain = simulation.broker.plain_outbox(APPLICATION)
@@ -70,9 +71,10 @@ def stores_before_the_log(patch: pytest.MonkeyPatch, _simulation: Simulation) ->
         outbox: Outbox,
         _guarantee: ProcessingGuarantee,
         settle: Settle,
-    ) -> None:
+    ) -> Steps[None]:
         for opened in stores:
             commits._log_changes(opened, outbox, commit.stamp)
+        yield Pause.ASKED
         outbox.send_offsets(commit.offsets, commit.stamp.text())
         ends = outbox.ends()
         for opened in stores:
@@ -105,6 +107,21 @@ def unanswered_is_taken_for_done(patch: pytest.MonkeyPatch, _simulation: Simulat
         return {tp: at.end for tp, at in committer._edges.changelog.bounds(logs).items()}
 
     patch.setattr(Committer, "_settle", mutated)
+
+
+def settling_always_says_yes(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
+    """Whatever the log is asked about an unanswered commit, the answer is that it happened."""
+
+    def mutated(
+        _commit: TaskCommit,
+        stores: Sequence[OwnedStore],
+        _cluster: Cluster,
+        changelog: Changelog,
+    ) -> Mapping[TopicPartition, int]:
+        logs = [opened.log.tp for opened in stores if opened.log.exists]
+        return {tp: bound.end for tp, bound in changelog.bounds(logs).items()}
+
+    patch.setattr(committers, "settled", mutated)
 
 
 def going_back_without_a_restore(patch: pytest.MonkeyPatch, _simulation: Simulation) -> None:
@@ -142,6 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
     stores_before_the_log,
     unanswered_is_taken_for_lost,
     unanswered_is_taken_for_done,
+    settling_always_says_yes,
     going_back_without_a_restore,
     going_back_with_pending_writes,
     restore_forgets,

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import DEADLINE_S, child
+from tests.simulation.audit import is_mistake_in_code
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.schedule import Simulation
 from tests.tiers import commit_seed
@@ -145,6 +146,8 @@ def test_a_fault_planted_in_the_commit_code_is_found(
         simulation = Simulation(seed, scratch / str(seed))
         with monkeypatch.context() as patch:
             mutant(patch, simulation)
-            if simulation.run():
+            if found := simulation.run():
+                # Or the mutant does not fit the code any more.
+                assert [it for it in found if is_mistake_in_code(it)] == []
                 return
     pytest.fail(f"{mutant.__name__} was not found within {_MUTANT_SEEDS} schedules")
