@@ -84,7 +84,7 @@ def _applications(path: str | Path) -> Mapping[str, object]:
 def _document(path: str | Path) -> dict[str, object]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidSetting(f"cannot read applications file {path}: {error}") from error
 
 

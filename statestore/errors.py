@@ -56,7 +56,9 @@ import sysconfig
 import traceback
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
+
+import msgspec
 
 __all__ = [
     "Action",
@@ -231,6 +233,10 @@ ABOUT_A_RECORD = (SerdeMismatch, RecordFailed)
 
 All others are about the pipeline or its environment: a missing topic takes no record at all.
 """
+
+
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""What decoders raise for bytes that they cannot read, whatever is wrong with these."""
 
 
 class Locked(StateStoreError):

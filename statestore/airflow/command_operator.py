@@ -142,7 +142,7 @@ class StateStoreCommandOperator(BaseOperator):
 def _last_object(text: str) -> dict[str, Any] | None:
     """The JSON line; None if it is missing or cut short."""
     for line in reversed(text.splitlines()):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(line)
             if isinstance(found, dict):
                 return found

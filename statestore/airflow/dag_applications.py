@@ -221,7 +221,7 @@ def _frames() -> Iterator[Path]:
 def _document(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
             f"cannot read applications file {path}: {error}; set STATESTORE_CONFIG to another"
         ) from error

@@ -106,7 +106,7 @@ def _extra(connection: Connection) -> Mapping[str, Any]:
     """The extra; ValueError where Airflow takes what is not JSON for an empty one."""
     try:
         found = json.loads(connection.extra or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"its extra is not JSON: {error}") from error
     if not isinstance(found, Mapping):
         raise ValueError("its extra is not a JSON object")  # noqa: TRY004  # as above

@@ -294,7 +294,7 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
     """The summary; None if the job left none, or died while it wrote one."""
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return summary if isinstance(summary, dict) else None
 

@@ -13,7 +13,7 @@ import msgspec
 import tenacity
 
 from statestore import errors
-from statestore.errors import Misuse, NotAuthorized, StateStoreError, Unavailable
+from statestore.errors import UNREADABLE, Misuse, NotAuthorized, StateStoreError, Unavailable
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.modes import Time, to_ms
 from statestore.model.served import Freshness, ServedRow
@@ -156,7 +156,7 @@ class ClientBase:
         if response.is_success:
             return response.content
         problem = _Problem()
-        with suppress(msgspec.MsgspecError):  # Something in between may have answered.
+        with suppress(*UNREADABLE):  # Something in between may have answered.
             problem = msgspec.json.decode(response.content, type=_Problem)
         kind = getattr(errors, problem.error, None)
         if isinstance(kind, type) and issubclass(kind, StateStoreError):
@@ -246,7 +246,7 @@ def read(data: bytes, kind: type[T]) -> T:
     """Read an answer; Unavailable if it is not one."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise Unavailable(f"the answer is not that of a server of state: {error}") from error
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from statestore.errors import HostFailure
+from statestore.errors import UNREADABLE, HostFailure
 from statestore.layout.documents import Count, StoreName, TimeMs
 from statestore.layout.files import read_whole, write_whole
 
@@ -156,7 +156,7 @@ class FeedReader:
             raise HostFailure(f"cannot read {path}: {error.strerror}") from error
         try:
             commit = msgspec.msgpack.decode(data, type=FedCommit)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise HostFailure(f"{path} is not a commit: {error}") from error
         self._next += 1
         return commit

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
-from statestore.errors import FormatTooNew, HostFailure, StateStoreError
+from statestore.errors import UNREADABLE, FormatTooNew, HostFailure, StateStoreError
 from statestore.layout.files import opener, read_whole
 
 T = TypeVar("T")
@@ -38,8 +38,10 @@ Topic = Annotated[str, Meta(pattern=r"\A(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}\Z")]
 ExportName = Annotated[str, Meta(pattern=r"\A[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
-Count = Annotated[int, Meta(ge=0)]
-Number = Annotated[int, Meta(ge=-1)]
+_INT64_MAX: Final = (1 << 63) - 1
+"""The largest offset, size or time that Kafka, RocksDB and an operating system have."""
+Count = Annotated[int, Meta(ge=0, le=_INT64_MAX)]
+Number = Annotated[int, Meta(ge=-1, le=_INT64_MAX)]
 """A count, or -1 for none."""
 Ordinal = Annotated[int, Meta(ge=0, le=999_999_999)]
 """The number of a partition or a sub-topology."""
@@ -94,7 +96,7 @@ def decode(
                 )
         wanted: Any = kind
         decoded: T = _decoder(wanted).decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
+    except UNREADABLE as failure:
         raise error(f"{where} is not readable: {failure}; {way_out}") from failure
     return decoded
 
@@ -108,7 +110,7 @@ def read_lines(path: Path, kind: type[T], *, most_bytes: int) -> list[T]:
     decoder, found = _decoder(wanted), []
     with suppress(OSError), open(path, "rb", opener=opener) as file:
         for line in file.read(most_bytes).splitlines():
-            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            with suppress(*UNREADABLE):
                 found.append(decoder.decode(line))
     return found
 
@@ -137,7 +139,9 @@ def _check(kind: inspect.Type, where: str) -> None:
     match kind:
         case inspect.StrType(pattern=pattern, max_length=length):
             assert pattern is not None or length is not None, f"{where}: a bare str"
-        case inspect.IntType(ge=least) | inspect.FloatType(ge=least):
+        case inspect.IntType(ge=least, le=most):
+            assert None not in {least, most}, f"{where}: a bare number"
+        case inspect.FloatType(ge=least):
             assert least is not None, f"{where}: a bare number"
         case inspect.StructType(fields=fields) | inspect.NamedTupleType(fields=fields):
             for field in fields:

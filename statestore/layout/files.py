@@ -17,6 +17,8 @@ from statestore.model.ids import TopicPartition
 
 _CHECKPOINT_VERSION = 0
 _OFFSETS_MAX = 64 << 20
+_PARTITION_MAX = (1 << 31) - 1
+_OFFSET_MAX = (1 << 63) - 1
 
 
 class NotAFile(OSError):
@@ -93,6 +95,9 @@ def read_offsets(path: Path) -> dict[TopicPartition, int]:
         version, count = int(lines[0]), int(lines[1])
         rows = [line.split() for line in lines[2:] if line]
         offsets = {TopicPartition(topic, int(p)): int(offset) for topic, p, offset in rows}
+        for tp, offset in offsets.items():
+            if not (0 <= tp.partition <= _PARTITION_MAX and abs(offset) <= _OFFSET_MAX):
+                raise ValueError(f"no broker has offset {offset} of {tp}")
         if version != _CHECKPOINT_VERSION or not len(rows) == len(offsets) == count:
             raise ValueError(f"version {version}, {len(offsets)} of {count} partitions")
     except FileNotFoundError:

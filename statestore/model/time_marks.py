@@ -7,12 +7,13 @@ in their transaction. It has no value, and a key that no record of a pipeline ma
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from statestore.errors import RecordFailed
+from statestore.errors import UNREADABLE, RecordFailed
 
+_INT64_MAX: Final = (1 << 63) - 1
 _BEGINS: Final = bytes.fromhex("9f1e53746d61726b01c7d2a84be0657d")
 
 
@@ -26,9 +27,9 @@ class TimeMark(msgspec.Struct, frozen=True, array_like=True):
     nobody back.
     """
 
-    channel: int
-    time_ms: int | None
-    sent_ms: int | None
+    channel: Annotated[int, msgspec.Meta(ge=0)]
+    time_ms: Annotated[int, msgspec.Meta(ge=-_INT64_MAX, le=_INT64_MAX)] | None
+    sent_ms: Annotated[int, msgspec.Meta(ge=-_INT64_MAX, le=_INT64_MAX)] | None
     run: str
     idle: bool = False
 
@@ -61,7 +62,7 @@ def read(key: bytes, where: str) -> TimeMark:
     """Return the mark that a key is; RecordFailed if it cannot be read, as nobody else has it."""
     try:
         return _decode(key[len(_BEGINS) :])
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise RecordFailed(
             f"{where}: the time mark there cannot be read ({error}): was it written by a newer "
             "version of statestore, or by another program? Use that version, or `statestore reset`"

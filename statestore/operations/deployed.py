@@ -5,11 +5,13 @@ It is written as the last step of a deployment, so it always describes tasks tha
 Keeps I33.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Annotated
 
 import msgspec
 
+from statestore.errors import InvalidTopology
 from statestore.layout import documents, files
 from statestore.layout.documents import Count, Ordinal, StoreName, Text, Topic, Word
 from statestore.layout.folders import StateLayout
@@ -27,8 +29,8 @@ from statestore.topology.logs import log_of
 from statestore.topology.nodes import TopicName
 
 VERSION = 1
-TASKS_MAX = 1_000_000
-"""No topic has more partitions than this."""
+TASKS_MAX = 100_000
+"""The largest number of stream tasks: whoever shows an application looks at each of them."""
 
 
 class DeployedSchema(msgspec.Struct, frozen=True):
@@ -131,6 +133,14 @@ class DeployedPart(msgspec.Struct, frozen=True):
     sink_topics: list[Topic] = []
     patterns: list[Text] = []
 
+    def __post_init__(self) -> None:
+        """Raise ValueError, which makes a file unreadable, if a pattern of it is none."""
+        for pattern in self.patterns:
+            try:
+                re.compile(pattern)
+            except (re.error, RecursionError, OverflowError) as error:
+                raise ValueError(f"{pattern:.99} is no pattern of topics: {error}") from error
+
     def topics(self, application_id: str) -> list[str]:
         """The topics on the broker, under both names where it is not known which one is right."""
         full = {topic: f"{application_id}-{topic}" for topic in self.source_topics}
@@ -152,6 +162,14 @@ class Deployed(msgspec.Struct, frozen=True):
     sub_topologies: list[DeployedPart] = []
     stores: dict[StoreName, DeployedStore] = {}
     global_stores: dict[StoreName, DeployedGlobal] = {}
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which makes a file unreadable, if it names more tasks than there are.
+
+        Whoever shows the application would look for each of them.
+        """
+        if (count := sum(part.tasks or 0 for part in self.sub_topologies)) > TASKS_MAX:
+            raise ValueError(f"{count} stream tasks, and there are at most {TASKS_MAX}")
 
     def tasks(self) -> set[TaskId] | None:
         """All stream tasks; None if their number is not known."""
@@ -216,6 +234,11 @@ def describe_deployment(
     `writers`: by store, what may have written its values; None: what the topology itself says.
     """
     tasks = {} if counts is None else topology.tasks(counts)
+    if (count := sum(map(len, tasks.values()))) > TASKS_MAX:
+        raise InvalidTopology(
+            f"the topology has {count} stream tasks, and an application has at most {TASKS_MAX}: "
+            "divide it, or read topics of fewer partitions"
+        )
     said = msgspec.convert(topology.deployed(), Deployed)
     parts = [
         msgspec.structs.replace(part, tasks=len(tasks[part.ordinal]) if tasks else None)

@@ -12,7 +12,7 @@ import msgspec
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.schema import SchemaParseException, UnknownType
 
-from statestore.errors import Misuse
+from statestore.errors import UNREADABLE, Misuse
 from statestore.model.records import ArrowForm, Schema, Serde
 from statestore.serdes.objects import Objects, objects_of
 
@@ -72,7 +72,7 @@ def parsed_avro(text: str) -> Any:
     try:
         try:
             declared = msgspec.json.decode(text)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             declared = text  # A primitive type may stand without quotes.
         return parse_schema(declared)
     except (SchemaParseException, UnknownType, KeyError, TypeError, AttributeError) as error:

@@ -8,7 +8,7 @@ import msgspec
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
-from statestore.errors import Misuse
+from statestore.errors import UNREADABLE, Misuse
 from statestore.model.records import ArrowForm, Schema, Serde
 from statestore.serdes.objects import objects_of
 
@@ -59,7 +59,7 @@ def json_schema_text(schema: object) -> str:
     text = schema if isinstance(schema, str) else _sorted(schema).decode()
     try:
         _validator(msgspec.json.decode(text))
-    except (msgspec.DecodeError, SchemaError, TypeError, AttributeError) as error:
+    except (SchemaError, TypeError, AttributeError, *UNREADABLE) as error:
         why = error.message if isinstance(error, SchemaError) else error
         raise Misuse(
             f"no JSON Schema: {why}; pass a schema as text or as a dict: {text:.99}"

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from statestore import serdes
-from statestore.errors import Misuse
+from statestore.errors import UNREADABLE, Misuse
 from statestore.model.records import Serde
 from statestore.reading.decoding import Decoding
 
@@ -60,7 +60,7 @@ class Encoding:
             return self.key(text)
         try:
             return self.key(msgspec.json.decode(text))
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             return self.key(text)
 
     def key(self, item: Any) -> bytes:
@@ -100,7 +100,7 @@ def to_json(answer: object) -> bytes:
     """Encode an answer; Misuse if a serde of the user's own makes what JSON cannot have."""
     try:
         return msgspec.json.encode(answer)
-    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+    except (TypeError, ValueError, *UNREADABLE) as error:
         raise Misuse(f"a key or a value cannot be JSON ({error}): pass raw=true") from error
 
 

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from statestore.errors import Misuse, NotUpToBound, StateStoreError, Unavailable
+from statestore.errors import UNREADABLE, Misuse, NotUpToBound, StateStoreError, Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.serving import requests
 from statestore.serving.access import ServeLimits, Tokens
@@ -186,7 +186,7 @@ class _Face:
             ) from error
         try:
             return msgspec.json.decode(data, type=requests.ManyKeys)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise Misuse(f'body: {error}: send JSON such as {{"keys": ["a", "b"]}}') from error
 
     async def _opened(self, scan: Callable[[], RowStream]) -> RowStream:

@@ -82,8 +82,16 @@ def has_versions(batch: Batch) -> bool:
 
 
 def _true(headers: Sequence[Header]) -> int:
-    found = dict(headers).get(_TIME_HEADER)
-    return STAMP if found is None else int(found)
+    return time_in(dict(headers).get(_TIME_HEADER), STAMP)
+
+
+def time_in(header: bytes | None, otherwise_ms: int) -> int:
+    """Return the time that a header says, or the other one if it is none that we wrote."""
+    try:
+        time = otherwise_ms if header is None else int(header)
+    except ValueError:
+        return otherwise_ms
+    return time if layout.TIME_MIN <= time <= layout.TIME_MAX else otherwise_ms
 
 
 # Changelogs of versions.
@@ -181,11 +189,39 @@ def _read_each(batch: Batch, *, is_whole: bool) -> LoggedVersions:
                 if value is not None:
                     found.append((*_split(key), _unescaped(value)))
             case _:
-                time = int(headers.get(_TIME_HEADER) or stamp)
+                time = time_in(headers.get(_TIME_HEADER), stamp)
                 found.append((key, time, value))
                 is_whole = told = False
     keys, times, values = map(list, zip(*found, strict=True)) if found else ([], [], [])
     return LoggedVersions(keys, values, times, forgotten, told)
+
+
+def strange_versions(batch: Batch) -> list[int]:
+    """Return which records, by place, a changelog of versions has from another producer.
+
+    Their keys are too short for the time of a version, or their values for what is forgotten.
+    """
+    keys = batch.keys.objects
+    if batch.headers is None and min(map(_length, keys), default=0) >= layout.STAMP_SIZE:
+        return []
+    found = []
+    columns = zip(keys, batch.values.objects, batch.timestamps, strict=True)
+    for i, (key, value, stamp) in enumerate(columns):
+        headers = {} if batch.headers is None else dict(batch.headers[i])
+        kind = headers.get(_LOG_HEADER)
+        has_time = kind == b"deleted" or (
+            kind != b"moved" and stamp == STAMP and _TIME_HEADER not in headers
+        )
+        if kind == b"forgotten":
+            if len(value or b"") != 3 * layout.STAMP_SIZE:
+                found.append(i)
+        elif has_time and _length(key) < layout.STAMP_SIZE:
+            found.append(i)
+    return found
+
+
+def _length(key: bytes | None) -> int:
+    return layout.STAMP_SIZE if key is None else len(key)
 
 
 def changed_versions(batch: Batch) -> list[tuple[int, bytes, int, bytes | None]]:
@@ -200,7 +236,7 @@ def changed_versions(batch: Batch) -> list[tuple[int, bytes, int, bytes | None]]
         if key is None or _LOG_HEADER in headers:
             continue
         if stamp != STAMP or _TIME_HEADER in headers:
-            found.append((i, key, int(headers.get(_TIME_HEADER) or stamp), value))
+            found.append((i, key, time_in(headers.get(_TIME_HEADER), stamp), value))
         elif value is not None:
             found.append((i, *_split(key), _unescaped(value)))
     return found

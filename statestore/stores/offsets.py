@@ -23,7 +23,7 @@ from operator import index
 
 import msgspec
 
-from statestore.errors import FormatTooNew, Misuse, TaskCorrupted
+from statestore.errors import UNREADABLE, FormatTooNew, Misuse, TaskCorrupted
 from statestore.model.ids import Position, TopicPartition
 from statestore.ports import Table
 
@@ -133,7 +133,7 @@ def read_format(table: Table, where: str) -> Format | None:
         return None
     try:
         return msgspec.json.decode(data, type=Format)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise TaskCorrupted(f"{where}: format row is not readable: {error}") from error
 
 

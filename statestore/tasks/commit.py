@@ -29,7 +29,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
-from statestore.errors import CommitUnknown, Fenced, Misuse, RecordFailed
+from statestore.errors import UNREADABLE, CommitUnknown, Fenced, Misuse, RecordFailed
 from statestore.faults import CrashPoint, reach
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
@@ -42,6 +42,7 @@ from statestore.topology.failures import NodeFailed, Stage
 
 _ANSWER_ATTEMPTS = 3
 _INT64_MAX = (1 << 63) - 1
+_TimeMs = Annotated[int, msgspec.Meta(ge=-_INT64_MAX, le=_INT64_MAX)]
 _TEXT_MAX_BYTES = 4096
 """Brokers refuse longer metadata (offset.metadata.max.bytes)."""
 
@@ -57,12 +58,12 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     number: Annotated[int, msgspec.Meta(ge=0, le=_INT64_MAX)]
-    stream_time_ms: Annotated[int, msgspec.Meta(ge=-_INT64_MAX, le=_INT64_MAX)] | None
+    stream_time_ms: _TimeMs | None
     tally: Tally | None = None
-    partition_times: dict[str, int] = {}
-    seen_ms: Annotated[int, msgspec.Meta(ge=-_INT64_MAX, le=_INT64_MAX)] | None = None
+    partition_times: dict[str, _TimeMs] = {}
+    seen_ms: _TimeMs | None = None
     channels: dict[str, ChannelStamp] = {}
-    untold: dict[str, int] = {}
+    untold: dict[str, _TimeMs] = {}
 
     def text(self) -> str:
         """Return the metadata; what there is no room for is what only holds time back longer."""
@@ -100,7 +101,7 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the stamp that a committed input offset carries; None if it carries none."""
         try:
             return msgspec.json.decode(offset.metadata, type=cls)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return None
 
     @classmethod
@@ -112,7 +113,7 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         try:
             return msgspec.json.decode(metadata, type=cls).number if metadata else 0
-        except msgspec.DecodeError:
+        except UNREADABLE:
             raise _foreign("a committed input offset", metadata) from None
 
 

@@ -66,8 +66,11 @@ class OwnedStore(Protocol):
     def adopt(self, offset: int | None, position: Position) -> None:
         """Take over, durably, what files beside it say."""
 
-    def restore(self, batch: Batch, offset_next: int) -> None:
-        """Write rows of its log, together with the offset that they reach."""
+    def restore(self, batch: Batch, offset_next: int) -> int:
+        """Write rows of its log, together with the offset that they reach.
+
+        Return how many records were passed over, because they are no rows of such a store.
+        """
 
     def complete_ms(self) -> int | None:
         """Return when it last had all that its log held; None: not known."""
@@ -170,8 +173,12 @@ class OpenStore:
         self._table.commit({} if offset is None else {self.log.tp: offset}, position)
         self._staged.make_durable()
 
-    def restore(self, batch: Batch, offset_next: int) -> None:
+    def restore(self, batch: Batch, offset_next: int) -> int:
+        strange = set(self._kind.strangers(batch))
+        if strange:
+            batch = batch.take([i for i in range(len(batch)) if i not in strange])
         self._kind.restore(self.store, batch, {self.log.tp: offset_next})
+        return len(strange)
 
     def complete_ms(self) -> int | None:
         if self._staged.complete_ms is not None or not self.persistent():
@@ -294,12 +301,13 @@ class SuppliedStore:
     def versions(self) -> VersionedTable:
         raise self._own_class()
 
-    def restore(self, batch: Batch, offset_next: int) -> None:
+    def restore(self, batch: Batch, offset_next: int) -> int:
         self._before_write()
         self._restored = True
         rows = dict(zip(batch.keys.objects, batch.values.objects, strict=True))
         self.spec.restore(self.store, rows)
         self._committed(offset_next, Position())
+        return 0
 
     def complete_ms(self) -> int | None:
         """Return None, because only its class could know when it was last complete."""

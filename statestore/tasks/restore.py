@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final
 
 from statestore.errors import Misuse, TaskCorrupted
 from statestore.faults import CrashPoint, reach
@@ -32,9 +33,14 @@ UNCLEAN = "unclean"
 """The reason if a store does not manage its offsets and was not closed."""
 
 
+_NO_KEY: Final = "no_key_in_changelog"
+_NO_ROW: Final = "no_row_in_changelog"
+_SAID: Final = {_NO_KEY: "without a key", _NO_ROW: "that no store of its kind has written"}
+
+
 @dataclass(frozen=True)
 class Restored:
-    """What a restore did; `left_out` counts records without a key, which it passed over."""
+    """What a restore did; `left_out` counts records of others, which it passed over."""
 
     records: int
     seconds: float
@@ -109,16 +115,18 @@ class Restorer:
         if start >= end:
             return Restored(0, 0.0)
         began = last_report = clock.monotonic()
-        records = dropped = 0
+        records = 0
+        dropped = Counter[str]()
         at = start
         for stretch in self.changelog.replay(log.tp, start, end):
             rows = log.rows(stretch.batch)
-            opened.restore(rows.batch, stretch.offset_next)
+            strange = opened.restore(rows.batch, stretch.offset_next)
             reach(CrashPoint.RESTORE_BATCH_WRITTEN)
             told.done(stretch.offset_next - at)
             at = stretch.offset_next
-            records += len(stretch.batch) - rows.foreign
-            dropped += rows.foreign
+            records += len(stretch.batch) - rows.foreign - strange
+            dropped[_NO_KEY] += rows.foreign
+            dropped[_NO_ROW] += strange
             now = clock.monotonic()
             if now - last_report >= _REPORT_EVERY_S:
                 last_report = now
@@ -133,20 +141,25 @@ class Restorer:
                 )
         why = "new here" if start == bounds.start else f"from offset {start}"
         _log.info("task %s restored %s: %d records, %s", self.task, opened.name, records, why)
-        left_out = self._tell_of_dropped(opened, dropped) if dropped else {}
+        left_out = self._tell_of_dropped(opened, +dropped)
         return Restored(records, clock.monotonic() - began, left_out)
 
-    def _tell_of_dropped(self, opened: OwnedStore, dropped: int) -> dict[str, int]:
-        left_out = {str(Cause(Fate.DROPPED, opened.name, "no_key_in_changelog")): dropped}
+    def _tell_of_dropped(self, opened: OwnedStore, dropped: Mapping[str, int]) -> dict[str, int]:
+        left_out = {
+            str(Cause(Fate.DROPPED, opened.name, reason)): count
+            for reason, count in dropped.items()
+        }
         count_left_out(str(self.task), left_out)
-        _log.warning(
-            "task %s: the restore of %s passed over %d records of %s without a key: they belong to "
-            "no row and come from another producer: find out who writes to that topic",
-            self.task,
-            opened.name,
-            dropped,
-            opened.log.tp,
-        )
+        for reason, count in dropped.items():
+            _log.warning(
+                "task %s: the restore of %s passed over %d records of %s %s: they belong to no row "
+                "and come from another producer: find out who writes to that topic",
+                self.task,
+                opened.name,
+                count,
+                opened.log.tp,
+                _SAID[reason],
+            )
         return left_out
 
     def _why_too_old(self, opened: OwnedStore, start: int, end: int) -> str | None:

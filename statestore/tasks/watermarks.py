@@ -18,9 +18,10 @@ Keeps I42.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from statestore.model.time_marks import TimeMark
 
@@ -40,11 +41,11 @@ _BYTES_BESIDE: Final = 70
 class ChannelStamp(msgspec.Struct, frozen=True, array_like=True):
     """The `count` channels of a topic in a commit's metadata: `size` of them share a character."""
 
-    base_ms: int
-    states: str
+    base_ms: Annotated[int, Meta(ge=-UNBOUNDED, le=UNBOUNDED)]
+    states: Annotated[str, Meta(pattern=r"\A[#-\[\]-~]*\Z")]
     run: str
-    count: int
-    size: int = 1
+    count: Annotated[int, Meta(ge=0, le=UNBOUNDED)]
+    size: Annotated[int, Meta(ge=1, le=UNBOUNDED)] = 1
 
 
 class Channels:
@@ -90,7 +91,8 @@ class Channels:
             level, idle = divmod(_CHARACTERS.index(character), 2)
             ahead = 0 if level <= 1 else 1 << (level - 2)
             for channel in range(place * stamp.size, min((place + 1) * stamp.size, known)):
-                self._times[channel] = stamp.base_ms + ahead if level else _UNHEARD
+                heard_ms = min(stamp.base_ms + ahead, UNBOUNDED)
+                self._times[channel] = heard_ms if level else _UNHEARD
                 self._idle[channel] = stamp.run if idle else None
 
 

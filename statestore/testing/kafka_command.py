@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from statestore.commands.help import CommandGroup
-from statestore.errors import HostFailure, Locked, Misuse
+from statestore.errors import UNREADABLE, HostFailure, Locked, Misuse
 from statestore.testing.kafka_jars import kafka_libs, scratch_dir
 from statestore.testing.kafka_node import (
     HOST,
@@ -254,7 +254,7 @@ def _read(home: Path) -> RunningBroker | None:
         return msgspec.json.decode(_record(home).read_bytes(), type=RunningBroker)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as failure:
+    except (OSError, *UNREADABLE) as failure:
         raise HostFailure(
             f"{_record(home)} cannot be read ({failure}): "
             "remove it after ending the broker it belongs to"

@@ -335,9 +335,16 @@ def _true_times(records: LogRecords) -> list[int]:
     if records.headers is None:
         return records.times
     said = (dict(headers).get("statestore-time") for headers in records.headers)
-    return [
-        time if one is None else int(one) for time, one in zip(records.times, said, strict=True)
-    ]
+    return [_time(one, time) for time, one in zip(records.times, said, strict=True)]
+
+
+def _time(header: bytes | None, otherwise_ms: int) -> int:
+    """Return the time in a header; one that another producer wrote counts for nothing."""
+    text = (header or b"").removeprefix(b"-")
+    if header is None or not text.isdigit() or len(text) > 19:
+        return otherwise_ms
+    time = int(header)
+    return time if -(1 << 63) <= time < 1 << 63 else otherwise_ms
 
 
 def _placed(records: LogRecords, subject: Subject) -> Iterator[tuple[AuditPlace, bytes | None]]:
@@ -366,7 +373,7 @@ def _logged_versions(records: LogRecords) -> Iterator[tuple[AuditPlace, bytes | 
             else:
                 yield place, value if value.strip(b"\0") else value[:-1]
         else:
-            yield (key, int(said.get("statestore-time") or time)), value
+            yield (key, _time(said.get("statestore-time"), time)), value
 
 
 def _bound_allowed(subject: Subject, held: Mapping[AuditPlace, bytes | None]) -> int:

@@ -18,7 +18,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from statestore import serdes
-from statestore.errors import FormatTooNew, HostFailure, Misuse, StateStoreError, TaskCorrupted
+from statestore.errors import (
+    UNREADABLE,
+    FormatTooNew,
+    HostFailure,
+    Misuse,
+    StateStoreError,
+    TaskCorrupted,
+)
 from statestore.faults import CrashPoint, reach
 from statestore.layout.global_versions import FileContent, GlobalVersion, GlobalVersions
 from statestore.operations.environment import Environment
@@ -202,7 +209,7 @@ def _jsonl(content: bytes) -> Iterator[_Row]:
         if line.strip():
             try:
                 row = serdes.JSON.deserialize(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 raise ValueError(f"line {number}: {error}") from error
             if not isinstance(row, dict):
                 raise TypeError(f"line {number} is not a JSON object")

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from statestore.errors import Fenced, FormatTooNew, RecordFailed
+from statestore.errors import UNREADABLE, Fenced, FormatTooNew, RecordFailed
 
 CLAIMS: Final = 0
 MARKERS: Final = 1
@@ -171,7 +171,7 @@ class Known(msgspec.Struct, frozen=True):
 def _decoded(value: bytes) -> Entry:
     try:
         entry: Entry = _DECODER.decode(value)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise FormatTooNew(
             f"a marker topic has the record {value[:80]!r}, which this statestore cannot read "
             f"({error}): another program writes to the topic, or a newer statestore did"

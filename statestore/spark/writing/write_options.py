@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from statestore import SchemaRegistry
-from statestore.errors import Misuse
+from statestore.errors import UNREADABLE, Misuse
 from statestore.model.records import Side
 from statestore.runtime import Runtime
 from statestore.settings import Settings
@@ -118,7 +118,7 @@ def _query_of_stream(checkpoint: str | None, streaming: bool) -> str:  # noqa: F
         with open(f"{path}/metadata", "rb") as file:  # noqa: PTH123 - Spark's path, as it is
             found = msgspec.json.decode(file.read(), type=dict[str, str])
         return found["id"]
-    except (OSError, KeyError, msgspec.DecodeError) as error:
+    except (OSError, KeyError, *UNREADABLE) as error:
         raise Misuse(f"{wanted}; the id of the checkpoint cannot be read: {error}") from error
 
 

@@ -306,6 +306,10 @@ class StoreKind(ABC):
                 logged.times.append(time)
         return logged
 
+    def strangers(self, batch: Batch) -> list[int]:  # noqa: ARG002
+        """Return which records of a changelog, by place, only another producer can have written."""
+        return []
+
     def restore(self, store: Any, batch: Batch, offsets_next: Mapping[TopicPartition, int]) -> None:
         """Have an owner take records of its changelog, with the offsets that they reach."""
         rows, values = self.rows_of(batch.keys.objects), batch.values.objects

@@ -22,6 +22,7 @@ from statestore.stores.logged import (
     changed_versions,
     of_the_log,
     read_versions,
+    strange_versions,
     versions,
 )
 from statestore.stores.offsets import Format
@@ -96,6 +97,9 @@ class VersionedKind(StoreKind):
     def changes(self, store: Any, otherwise_ms: int) -> Changes:  # noqa: ARG002
         changes: Changes = store.table.changes()
         return changes
+
+    def strangers(self, batch: Batch) -> list[int]:
+        return strange_versions(batch)
 
     def restore(self, store: Any, batch: Batch, offsets_next: Mapping[TopicPartition, int]) -> None:
         table: VersionedTable = store.table

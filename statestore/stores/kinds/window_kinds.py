@@ -93,6 +93,20 @@ class KindInWindows(StoreKind):
             return keys
         return [key if row < UNLOGGED else None for key, row in zip(keys, rows, strict=True)]
 
+    def strangers(self, batch: Batch) -> list[int]:
+        """Return the records whose keys end with no window that there can be."""
+        keys = [key for key in batch.keys.objects if key is not None]
+        if min(map(len, keys), default=0) >= self.span_bytes and max(self.rows_of(keys)) < UNLOGGED:
+            return []
+        pairs = zip(batch.keys.objects, batch.values.objects, strict=True)
+        return [i for i, (key, value) in enumerate(pairs) if not self._may_be_ours(key, value)]
+
+    def _may_be_ours(self, key: bytes | None, value: bytes | None) -> bool:
+        if key == TIME_ROW:
+            return value is None or len(value) == WINDOW_BYTES
+        known = key is None or len(key) >= self.span_bytes
+        return known and (key is None or self.rows_of([key])[0] < UNLOGGED)
+
     def rows_in_log(self, batch: Batch, terms: StoreTerms) -> LoggedChanges:
         found = super().rows_in_log(batch, terms)
         spans = [self.span_in(key, terms) for key in found.keys]
@@ -158,7 +172,7 @@ class WindowKind(KindInWindows):
         found = [
             (windows.row_of(key), value)
             for key, value in zip(rows.keys, rows.values, strict=True)
-            if key is not None and key != TIME_ROW and start_of(key[-8:]) > gone_ms
+            if key is not None and len(key) >= WINDOW_BYTES and start_of(key[-8:]) > gone_ms
         ]
         starts: list[int | None] = [start_of(row) for row, _ in found]
         size_ms = terms.window_ms or 0
