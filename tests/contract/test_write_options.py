@@ -75,6 +75,15 @@ def schema(text: str) -> StructType:
         ({"markerTopic": "t"}, "'t' is the topic of the rows, too"),
         ({"atomic": "rows"}, "want partition or batch"),
         ({"batchId": "-1"}, "want a whole number"),
+        ({"firstBatch": "3"}, "firstBatch is for streams"),
+        ({"kafka.max.block.ms": "1"}, r"Java clients: leave it out: kafka\.default\.api\.timeout"),
+        ({"kafka.ssl.truststore.location": "/a.jks"}, r"as PEM, and pass kafka\.ssl\.ca\.location"),
+        ({"kafka.sasl.jaas.config": "a.Krb5LoginModule required;"}, r"kafka\.sasl\.username"),
+        ({"kafka.buffer.memory": "32m"}, "whole number of bytes"),
+        (
+            {"kafka.max.request.size": "2000", "kafka.message.max.bytes": "3000"},
+            "say the same thing: pass one",
+        ),
         ({"query": "a/b"}, "names a topic"),
         ({"query": ""}, r'pass \.option\("query"'),
         ({"checkpoint": "x"}, "no option 'checkpoint'"),
@@ -102,6 +111,30 @@ def schema(text: str) -> StructType:
 def test_an_option_that_is_wrong_is_refused_by_name(options: Mapping[str, str], said: str) -> None:
     with pytest.raises(Misuse, match=said):
         plan_of(GIVEN | dict(options), streaming=False)
+
+
+def test_settings_of_kafkas_java_clients_become_those_of_ours() -> None:
+    login = "org.apache.kafka.common.security.scram.ScramLoginModule required "
+    given = {
+        "kafka.max.request.size": "2000000",
+        "kafka.buffer.memory": "33554432",
+        "kafka.sasl.jaas.config": login + """username='me' password="a\\"b;c=d";""",
+    }
+    settings = plan_of(GIVEN | given, streaming=False).output.settings
+    told = {
+        "producer.message.max.bytes": "2000000",
+        "producer.queue.buffering.max.kbytes": "32768",
+        "sasl.username": "me",
+        "sasl.password": 'a"b;c=d',
+    }
+    assert {name: settings[name] for name in told} == told
+
+
+def test_a_java_login_that_cannot_be_read_is_not_shown() -> None:
+    given = {"kafka.sasl.jaas.config": 'a.OAuthBearerLoginModule required clientSecret="abc";'}
+    with pytest.raises(Misuse) as refused:
+        plan_of(GIVEN | given, streaming=False)
+    assert "abc" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,49 @@ def test_a_whole_batch_is_one_transaction_and_one_marker(sink: Sink) -> None:
     assert sink.read() == ONCE
 
 
+def test_a_row_that_the_topic_does_not_take_is_named_by_its_place(sink: Sink) -> None:
+    def write(
+        columns: dict[str, list[object]], options: dict[str, str] | None = None, whole: bool = False
+    ) -> None:
+        one = Sink(sink.kafka, sink.name, options or {})
+        begun = one.begin()
+        chunks = Encoder(one.plan, 4).chunks([batch, pa.RecordBatch.from_pydict(columns)])
+        part = WritePart(sink.name, begun.name, None, 4)
+        one.finish([attempts.write(begun, part, chunks, hand_over=whole)], whole=whole)
+
+    batch = pa.RecordBatch.from_pydict({"value": ["a", "b"]})
+    large: list[object] = ["c", os.urandom(700_000).hex()]
+    for whole in (False, True):
+        said = r"row 3 of Spark partition 4: partition 7 of topic .*, which has 2 partitions"
+        with pytest.raises(RecordFailed, match=said):
+            write({"value": ["c", "d"], "partition": pa.array([None, 7], pa.int32())}, None, whole)
+        said = r"row 3 of Spark partition 4: .* more than kafka\.message\.max\.bytes"
+        with pytest.raises(RecordFailed, match=said):
+            write({"value": large}, None, whole)
+    # What the brokers refuse, and not the client, was on its way together with others.
+    said = r"one of the rows up to row 3 of Spark partition 4: .*MSG_SIZE_TOO_LARGE"
+    with pytest.raises(RecordFailed, match=said):
+        write({"value": large}, {"kafka.max.request.size": "9000000"})
+    by_column: dict[str, list[object]] = {"value": ["c"], "topic": ["nowhere"]}
+    batch = pa.RecordBatch.from_pydict({"value": ["a", "b"], "topic": [sink.name] * 2})
+    quickly = {"topic": "", "kafka.topic.metadata.propagation.max.ms": "500"}
+    said = "one of the rows up to row 2 of Spark partition 4: could not write to nowhere"
+    with pytest.raises(TopicMissing, match=said):
+        write(by_column, quickly)
+    assert not sink.read()
+
+
+def test_a_stream_that_is_past_its_first_batch_needs_to_know_of_one_before(sink: Sink) -> None:
+    for _ in range(2):  # a refusal leaves nothing that lets the next attempt pass
+        begun = sink.begin()
+        with pytest.raises(RecordFailed, match=r'knows no batch.*option\("firstBatch", 3\)'):
+            begun.require_begun(3, 0)
+        begun.require_begun(0, 0)
+        begun.require_begun(3, 3)
+    sink.save(0, {0: []})
+    sink.begin().require_begun(3, 0)
+
+
 STEPS = (
     CrashPoint.WRITE_BEGUN,
     CrashPoint.WRITE_CLAIMED,

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from time import time_ns
 from typing import Final, NamedTuple
 
-from statestore.errors import CommitUnknown, Misuse, RecordFailed, TopicMissing
+from statestore.errors import CommitUnknown, Misuse, RecordFailed, StateStoreError, TopicMissing
 from statestore.faults import CrashPoint, reach
 from statestore.model.records import Header
 from statestore.ports import LogEntryBytes, Outbox, OutputLog, Records
@@ -53,7 +53,10 @@ _END: Final = b"end"
 
 
 class EncodedRows(NamedTuple):
-    """EncodedChunk rows for one topic. A time of None is that at which they are written."""
+    """Rows for one topic. A time of None is that at which they are written.
+
+    `numbers`: which rows of Spark partition `origin` they are, for errors.
+    """
 
     topic: str
     keys: list[bytes | None]
@@ -61,6 +64,8 @@ class EncodedRows(NamedTuple):
     times: list[int | None] | None = None
     headers: list[tuple[Header, ...]] | None = None
     partitions: list[int | None] | None = None
+    numbers: Sequence[int] = ()
+    origin: int = 0
 
     def records(self) -> Records:
         """These rows for an outbox."""
@@ -69,15 +74,29 @@ class EncodedRows(NamedTuple):
             times = [now_ms] * len(self.keys)
         else:
             times = [now_ms if time_ms is None else time_ms for time_ms in self.times]
-        places = self.partitions
-        choose = None if places is None else (lambda _count: places)
+        choose = None if self.partitions is None else self._placed
         return Records(
             self.topic, self.keys, self.values, times, headers=self.headers, choose=choose
         )
 
+    def where(self, at: int) -> str:
+        """Where the user finds a row."""
+        return f"row {self.numbers[at]} of Spark partition {self.origin}"
+
+    def _placed(self, count: int) -> list[int | None]:
+        """The partition of each row; RecordFailed names a row whose partition is not there."""
+        places = self.partitions or []
+        for at, place in enumerate(places):
+            if place is not None and place >= count:
+                raise RecordFailed(
+                    f"{self.where(at)}: partition {place} of topic {self.topic}, which has {count} "
+                    "partitions: correct the column `partition`, or leave it null"
+                )
+        return places
+
 
 class EncodedChunk(NamedTuple):
-    """EncodedChunk rows of a chunk of a partition, by topic, and what they are together."""
+    """The rows of a chunk of a partition, by topic, and what they are together."""
 
     rows: list[EncodedRows]
     contents: Contents
@@ -104,6 +123,21 @@ class WriteAttempt(NamedTuple):
     name: str
     known: Known
     starts: Mapping[int, int]
+
+    def require_begun(self, batch: int, first: int) -> None:
+        """RecordFailed if a stream is past its first batch and nothing is known of any before.
+
+        Then nobody can tell whether an attempt wrote a part of this one.
+        """
+        if batch > first and self.known.newest_batch is None:
+            raise RecordFailed(
+                f"batch {batch} of output {self.output.query!r}: its marker topic "
+                f"{self.output.marker_topic} knows no batch before it, so nobody can tell what of "
+                "this one was written: go back to the `query` and markerTopic that this checkpoint "
+                f"had; or, if the topic was deleted or the checkpoint is of another sink, pass "
+                f'.option("firstBatch", {batch}) once you know that nothing of batch {batch} was '
+                "written"
+            )
 
 
 class PartOutcome(NamedTuple):
@@ -227,6 +261,7 @@ class _Claim:
         self._part = part
         self._outbox = outbox
         self._known = known
+        self._sent: EncodedRows | None = None
 
     def write(self, chunks: Iterable[EncodedChunk]) -> Contents:
         """Write rows and marker in one transaction; return what was written."""
@@ -234,11 +269,14 @@ class _Claim:
         self._outbox.begin()
         for chunk in chunks:
             for rows in chunk.rows:
-                self._outbox.send(rows.records())
+                self._send(rows)
             contents += chunk.contents
             reach(CrashPoint.WRITE_ROWS_SENT)
         # Open transactions hold back readers of the log, so all rows are there first.
-        self._outbox.flush()
+        try:
+            self._outbox.flush()
+        except (RecordFailed, TopicMissing) as refused:
+            raise self._refused(refused) from refused
         key, value = encoded(self._part.marker(contents))
         now_ms = time_ns() // 1_000_000
         topic = self._output.marker_topic
@@ -255,6 +293,26 @@ class _Claim:
         assert marker is not None, "there is nothing to compare with"
         self._part.compare(contents, marker.contents)
         _log.info("%s: %d rows were written before", self._part, contents.rows)
+
+    def _send(self, rows: EncodedRows) -> None:
+        """Send rows; an error that is about one of them names it."""
+        self._sent = rows
+        try:
+            self._outbox.send(rows.records())
+        except RecordFailed as refused:
+            if refused.at is None:
+                raise
+            # The options of this sink have another prefix.
+            said = str(refused).replace("producer.message.", "kafka.message.")
+            raise RecordFailed(f"{rows.where(refused.at)}: {said}") from refused
+        except TopicMissing as refused:
+            raise self._refused(refused) from refused
+
+    def _refused(self, refused: StateStoreError) -> StateStoreError:
+        """A refusal of the brokers, which take many rows at once: one of those so far."""
+        if self._sent is None:
+            return refused
+        return type(refused)(f"one of the rows up to {self._sent.where(-1)}: {refused}")
 
     def _commit(self) -> None:
         for _ in range(_ASK_AGAIN):

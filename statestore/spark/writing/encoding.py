@@ -107,7 +107,7 @@ class Encoder:
 
     def __init__(self, plan: WritePlan, spark_partition: int) -> None:
         self._plan = plan
-        self._where = f"Spark partition {spark_partition}"
+        self._spark_partition = spark_partition
         self._sides = [None if one is None else _SideEncoder(one) for one in plan.sides]
         self._before = 0
 
@@ -132,7 +132,16 @@ class Encoder:
         if self._plan.topic is not None:
             # To another topic, the same rows are other rows.
             digest = (digest + count * int(_hashes(1, [self._plan.topic])[0])) % 2**64
-        rows = EncodedRows(self._plan.topic or "", keys, values, times, out.headers, places)
+        rows = EncodedRows(
+            self._plan.topic or "",
+            keys,
+            values,
+            times,
+            out.headers,
+            places,
+            range(self._before, self._before + count),
+            self._spark_partition,
+        )
         found = [rows] if topics is None else list(_by_topic(rows, topics))
         return EncodedChunk(found, Contents(count, digest))
 
@@ -225,7 +234,7 @@ class Encoder:
         return [None if one is None else one // _US_PER_MS for one in us]
 
     def _row(self, row: int) -> str:
-        return f"row {self._before + row} of {self._where}"
+        return f"row {self._before + row} of Spark partition {self._spark_partition}"
 
 
 class _Rows:
@@ -270,8 +279,9 @@ def _by_topic(rows: EncodedRows, topics: list[str]) -> Iterator[EncodedRows]:
         return
     for name in names:
         at = [n for n, topic in enumerate(topics) if topic == name]
-        picked = [None if column is None else [column[n] for n in at] for column in rows[1:]]
-        yield EncodedRows(name, *picked)  # type: ignore[arg-type]  # columns in their order
+        columns: Any = rows[1:-1]  # all but topic and origin
+        picked: Any = [None if column is None else [column[n] for n in at] for column in columns]
+        yield EncodedRows._make([name, *picked, rows.origin])
 
 
 def _digest(count: int, *columns: Any) -> int:

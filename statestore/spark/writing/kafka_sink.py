@@ -6,8 +6,8 @@
     df.writeStream.format("transactional_kafka").option(…).start()
 
 Columns and options are those of Spark's own sink for Kafka, and ours: query, atomic, batchId,
-markerTopic; and keySerde, valueSerde, keySchema, valueSchema, schema_registry for what columns
-become (docs/guides/spark-sink.md). Spark's workers run it.
+firstBatch, markerTopic; and keySerde, valueSerde, keySchema, valueSchema, schema_registry for what
+columns become (docs/guides/spark-sink.md). Spark's workers run it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -151,7 +151,10 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
                 f"{NAME}: Spark does not tell its tasks the number of the batch "
                 f"({_BATCH}): use foreachBatch with statestore.spark.kafka_batches"
             )
-        return int(of_stream)
+        assert self._attempt is not None, "a batch has begun"
+        batch = int(of_stream)
+        self._attempt.require_begun(batch, self.plan.first_batch)
+        return batch
 
 
 def kafka_batches(options: Mapping[str, str]) -> Callable[[DataFrame, int], None]:

@@ -16,13 +16,14 @@ from statestore.settings import Settings
 from statestore.spark.registry_options import REGISTRY, registry_of
 from statestore.spark.writing.attempts import Output
 from statestore.spark.writing.column_serdes import ColumnSerde
+from statestore.spark.writing.java_names import of_clients
 
 NAME: Final = "transactional_kafka"
 _KAFKA: Final = "kafka."
 # As Spark spells them; Spark itself does not tell upper case from lower.
 _KNOWN: Final = (
-    "topic", "query", "atomic", "batchId", "markerTopic", "includeHeaders", "keySerde",
-    "valueSerde", "keySchema", "valueSchema", REGISTRY, "checkpointLocation",
+    "topic", "query", "atomic", "batchId", "firstBatch", "markerTopic", "includeHeaders",
+    "keySerde", "valueSerde", "keySchema", "valueSchema", REGISTRY, "checkpointLocation",
 )  # fmt: skip
 _QUERY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,179}")
 # A task may compute for long between two rows, and its transaction is open for all that time. This
@@ -56,7 +57,8 @@ class WritePlan(NamedTuple):
     """What to write where; it travels to the tasks.
 
     `batch` None: the number of the stream's batch, or a write without a number. `sides`: the serdes
-    of keys and values; None: the column has their bytes.
+    of keys and values; None: the column has their bytes. `first_batch`: that with which a stream
+    begins to write to an output that has nothing yet.
     """
 
     output: Output
@@ -65,6 +67,7 @@ class WritePlan(NamedTuple):
     batch: int | None
     headers: bool
     sides: tuple[ColumnSerde | None, ColumnSerde | None] = (None, None)
+    first_batch: int = 0
 
 
 def plan_of(options: Mapping[str, str], *, streaming: bool) -> WritePlan:
@@ -96,6 +99,7 @@ def plan_of(options: Mapping[str, str], *, streaming: bool) -> WritePlan:
         _batch(options.get("batchid"), streaming),
         _is_true(options, "includeheaders"),
         _sides(options),
+        _first_batch(options.get("firstbatch"), streaming),
     )
     with Runtime(Settings.of(settings)) as runtime:
         runtime.check_settings()
@@ -133,7 +137,7 @@ def _settings(options: Mapping[str, str], query: str) -> dict[str, object]:
         "processing.guarantee": "exactly_once",
         "transaction.timeout.ms": _TRANSACTION_MS,
     }
-    for name, text in kafka.items():
+    for name, text in of_clients(kafka).items():
         if name in _NEVER:
             raise Misuse(f"{NAME}: leave kafka.{name} out: {_NEVER[name]}")
         if name in _OURS:
@@ -161,8 +165,20 @@ def _batch(text: str | None, streaming: bool) -> int | None:  # noqa: FBT001 - p
         return None
     if streaming:
         raise Misuse(f"{NAME}: a stream numbers its batches itself: leave batchId out")
+    return _number("batchId", text)
+
+
+def _first_batch(text: str | None, streaming: bool) -> int:  # noqa: FBT001 - private
+    if text is None:
+        return 0
+    if not streaming:
+        raise Misuse(f"{NAME}: firstBatch is for streams: leave it out")
+    return _number("firstBatch", text)
+
+
+def _number(name: str, text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**63:
-        raise Misuse(f"{NAME}: batchId = {text!r}: want a whole number from 0")
+        raise Misuse(f"{NAME}: {name} = {text!r}: want a whole number from 0")
     return int(text)
 
 
