@@ -1,4 +1,4 @@
-"""A broker killed under a transaction that has its rows and its marker, and no commit yet."""
+"""A broker killed at each step of a write, and started again."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from statestore.testing.local_kafka import LocalKafka
 from tests.kafka.writing_rig import Sink
 
 pytestmark = [pytest.mark.kafka, pytest.mark.thorough]
+STEPS = [point for point in CrashPoint if point.startswith("write.")]
 DIVISION = {0: ["a1", "a2", "b1", "b2"], 1: ["c1"], 3: ["d1", "d2"]}
 
 
@@ -24,14 +25,19 @@ def kafka() -> Iterator[LocalKafka]:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_broker_killed_between_marker_and_commit_loses_and_doubles_nothing(
-    kafka: LocalKafka, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, whole: bool
+@pytest.mark.parametrize("step", STEPS)
+def test_a_broker_killed_at_any_step_loses_and_doubles_nothing(
+    kafka: LocalKafka,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    step: CrashPoint,
+    whole: bool,
 ) -> None:
-    sink = Sink(kafka, f"outage-{whole}").create()
+    sink = Sink(kafka, f"outage-{step}-{whole}").create()
     killed = tmp_path / "killed"
 
     def reach(point: CrashPoint) -> None:
-        if point is CrashPoint.WRITE_MARKED and not killed.exists():
+        if point is step and not killed.exists():
             killed.touch()
             kafka.kill_broker(0)
             kafka.start_broker(0)
