@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     IntegerType,
@@ -17,6 +18,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    VariantType,
 )
 
 from statestore import serdes
@@ -155,8 +157,8 @@ def test_a_schema_without_a_name_has_no_subject_that_goes_by_it(
 
 
 def test_a_client_setting_that_is_wrong_is_refused_at_the_start() -> None:
-    with pytest.raises(InvalidSetting, match=r"max\.block\.ms"):
-        plan_of(GIVEN | {"kafka.max.block.ms": "1"}, streaming=False)
+    with pytest.raises(InvalidSetting, match=r"nonsense"):
+        plan_of(GIVEN | {"kafka.nonsense": "1"}, streaming=False)
 
 
 def test_what_depends_on_the_kind_of_write_is_refused() -> None:
@@ -208,6 +210,20 @@ def test_rows_without_a_topic_are_refused_at_the_start() -> None:
         plan_of(given | {"valueSerde": "json"}, streaming=False),
         schema("value struct, topic string"),
     )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        VariantType(),
+        ArrayType(StructType([StructField("a", VariantType())])),
+        MapType(StringType(), VariantType()),
+    ],
+)
+def test_a_variant_is_refused_where_a_serde_would_write_its_binary_form(kind: DataType) -> None:
+    plan = plan_of(GIVEN | {"valueSerde": "json"}, streaming=False)
+    with pytest.raises(Misuse, match=r"'value' is .*variant.*: no serde reads.*to_json"):
+        check_columns(plan, StructType([StructField("value", kind)]))
 
 
 def chunks(columns: Mapping[str, Any], **options: str) -> list[EncodedChunk]:

@@ -15,7 +15,7 @@ from statestore.ports import Records
 from statestore.settings import Settings
 from statestore.spark.writing import attempts
 from statestore.spark.writing.encoding import Encoder
-from statestore.spark.writing.markers import Duty, WritePart
+from statestore.spark.writing.markers import NO_ROWS, Duty, Finished, WritePart
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka.run_rig import name_of
 from tests.kafka.writing_rig import Sink, batches_of, committed
@@ -169,8 +169,6 @@ def test_a_whole_batch_is_one_transaction_and_one_marker(sink: Sink) -> None:
     sink.save(0, DIVISION, whole=True)
     sink.save(0, OTHER_DIVISION, whole=True)
     assert sink.read() == ONCE
-    with pytest.raises(RecordFailed, match="another `atomic`"):
-        sink.save(0, DIVISION)
     with pytest.raises(RecordFailed, match="were written before"):
         sink.save(0, DIVISION | {1: []}, whole=True)
     assert sink.read() == ONCE
@@ -217,6 +215,50 @@ def test_a_stream_that_is_past_its_first_batch_needs_to_know_of_one_before(sink:
         begun.require_begun(3, 3)
     sink.save(0, {0: []})
     sink.begin().require_begun(3, 0)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_finished_batch_that_is_divided_otherwise_is_found_to_be_there(
+    sink: Sink, whole: bool
+) -> None:
+    sink.save(0, DIVISION, whole=whole)
+    for again in (False, True):  # with another `atomic`, too
+        sink.save(0, OTHER_DIVISION, whole=again)
+        sink.save(0, DIVISION | {1: [], 7: DIVISION[1]}, whole=again)
+        with pytest.raises(RecordFailed, match="were written before"):
+            sink.save(0, OTHER_DIVISION | {2: ["x"]}, whole=again)
+    sink.save(1, {0: ["z"]}, whole=whole)
+    assert sink.read() == ONCE + Counter("z")
+
+
+def test_an_open_batch_is_not_completed_with_another_atomic(
+    sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(point: CrashPoint) -> None:
+        if point is CrashPoint.WRITE_COMPARED:
+            raise InterruptedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(attempts, "reach", stop)
+        with pytest.raises(InterruptedError):
+            sink.save(0, DIVISION, whole=True)
+    with pytest.raises(RecordFailed, match="another `atomic`"):
+        sink.save(0, DIVISION)
+    sink.save(0, OTHER_DIVISION, whole=True)
+    assert sink.read() == ONCE
+
+
+def test_a_driver_that_says_late_that_it_finished_leaves_nothing_to_write(sink: Sink) -> None:
+    old = sink.begin()
+    done = [sink.write(old, 0, place, rows) for place, rows in DIVISION.items()]
+    new = sink.begin()
+    handed = sink.write(new, 0, 5, [row for rows in DIVISION.values() for row in rows])
+    assert handed.handed
+    with attempts._opened(sink.plan.output) as (log, _):
+        total = sum((one.contents for one in done), start=NO_ROWS)
+        attempts._appended(log, Finished(old.name, 0, (0, 1, 3), total))
+    sink.finish([handed])
+    assert sink.read() == ONCE
 
 
 STEPS = (

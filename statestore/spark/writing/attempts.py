@@ -185,7 +185,7 @@ def write(
             match duty:
                 case Duty.WRITE:
                     contents = claim.write(_with_first(first, ahead))
-                case Duty.COMPARE | Duty.HAND_OVER:
+                case Duty.COMPARE | Duty.HAND_OVER | Duty.COUNT:
                     for chunk in _with_first(first, ahead):
                         contents += chunk.contents
                         handed += chunk.rows if duty is Duty.HAND_OVER else ()
@@ -215,9 +215,8 @@ def finish(output: Output, outcomes: Sequence[PartOutcome], *, whole: bool) -> N
             rows = [rows for one in handed for rows in one.handed or ()]
             handed = [PartOutcome(attempt, batch, stream, WHOLE_BATCH, total, rows)] if rows else []
             found = {WHOLE_BATCH: total} if rows else {}
-        _compare(everything, known, found)
         begun = WriteAttempt(output, attempt, known, ends)
-        for one in handed:
+        for one in handed if _is_to_write(everything, known, found) else ():
             _write_handed(begun, everything, one)
         reach(CrashPoint.WRITE_COMPARED)
         total = sum(found.values(), start=NO_ROWS)
@@ -225,20 +224,29 @@ def finish(output: Output, outcomes: Sequence[PartOutcome], *, whole: bool) -> N
     reach(CrashPoint.WRITE_FINISHED)
 
 
-def _compare(everything: WritePart, known: Known, found: Mapping[int, Contents]) -> None:
-    """RecordFailed unless each partition that was written has the same rows in this attempt."""
+def _is_to_write(everything: WritePart, known: Known, found: Mapping[int, Contents]) -> bool:
+    """Return whether the batch may miss rows; RecordFailed if what was written is not of it.
+
+    Each partition that was written has the same rows in this attempt. Only of a finished batch they
+    may be divided otherwise.
+    """
+    finished = known.finished_of(everything.batch)
+    total = sum(found.values(), start=NO_ROWS)
+    if finished is not None and finished.contents == total:
+        return False
     written = known.markers_of(everything.batch, everything.attempt)
-    if (WHOLE_BATCH in written) != (WHOLE_BATCH in found) and written and found:
+    has_other_atomic = written and found and (WHOLE_BATCH in written) != (WHOLE_BATCH in found)
+    if has_other_atomic and finished is None:
         raise RecordFailed(
             f"{everything}: it was begun with another `atomic`: finish it with the one it was "
             "begun with, then change it"
         )
-    for partition, marker in sorted(written.items()):
+    for partition, marker in () if has_other_atomic else sorted(written.items()):
         part = WritePart(everything.query, everything.attempt, everything.batch, partition)
         part.compare(found.get(partition, NO_ROWS), marker.contents)
-    finished = known.finished_of(everything.batch)
     if finished is not None:
-        everything.compare(sum(found.values(), start=NO_ROWS), finished.contents)
+        everything.compare(total, finished.contents)
+    return True
 
 
 def _write_handed(attempt: WriteAttempt, everything: WritePart, one: PartOutcome) -> None:

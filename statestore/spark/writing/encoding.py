@@ -18,9 +18,11 @@ from pyspark.sql.types import (
     BinaryType,
     DataType,
     IntegerType,
+    MapType,
     StringType,
     StructType,
     TimestampType,
+    VariantType,
 )
 
 from statestore.errors import ABOUT_A_RECORD, Misuse, RecordFailed, StateStoreError
@@ -57,6 +59,11 @@ def check_columns(plan: WritePlan, schema: StructType) -> None:
             )
         serde = plan.sides[("key", "value").index(name)] if name in {"key", "value"} else None
         if serde is not None:
+            if _has_variant(kind):
+                raise Misuse(
+                    f"{NAME}: column {name!r} is {kind.simpleString()}: no serde reads a variant: "
+                    "select to_json of it, or cast it to a type with fields"
+                )
             serde.check_fields(kind, serde.schema)
         elif not _fits(name, kind):
             serdes = f", or pass {name}Serde" if name in {"key", "value"} else ""
@@ -91,6 +98,18 @@ def _fits(name: str, kind: DataType) -> bool:
         return False
     key, value = (field.dataType for field in item.fields)
     return isinstance(key, StringType) and isinstance(value, BinaryType)
+
+
+def _has_variant(kind: DataType) -> bool:
+    """Whether there are variants in a column; Spark gives a writer their own binary form."""
+    match kind:
+        case StructType():
+            return any(_has_variant(field.dataType) for field in kind.fields)
+        case ArrayType():
+            return _has_variant(kind.elementType)
+        case MapType():
+            return _has_variant(kind.keyType) or _has_variant(kind.valueType)
+    return isinstance(kind, VariantType)
 
 
 def _wanted(name: str) -> str:

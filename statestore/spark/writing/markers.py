@@ -190,6 +190,7 @@ class Duty(StrEnum):
     WRITE = "write"
     COMPARE = "compare"
     HAND_OVER = "hand over"
+    COUNT = "count"
 
 
 class WritePart(msgspec.Struct, frozen=True):
@@ -211,18 +212,20 @@ class WritePart(msgspec.Struct, frozen=True):
         """Return what is to be done; Fenced or RecordFailed if nothing may be.
 
         A batch that another attempt has begun is not written by its tasks: whether they divide the
-        rows as that attempt did is known only when all that was written has been compared.
+        rows as that attempt did is known only when all that was written has been compared. Of one
+        that is finished it does not matter: all its rows are there, however they are divided now.
         """
         self.require_current(known)
         if self.batch is None:
             found = known.marker(None, self.partition)
             return Duty.COMPARE if found and found.attempt == self.attempt else Duty.WRITE
         self.require_next(known)
+        if known.finished_of(self.batch):
+            return Duty.COUNT
         written = known.markers_of(self.batch, self.attempt)
         if self.partition in written:
             return Duty.COMPARE
-        begun_before = any(one.attempt != self.attempt for one in written.values())
-        if begun_before or known.finished_of(self.batch):
+        if any(one.attempt != self.attempt for one in written.values()):
             return Duty.HAND_OVER
         return Duty.WRITE
 
@@ -268,7 +271,8 @@ class WritePart(msgspec.Struct, frozen=True):
                 f"{'' if found.rows != written.rows else ' others'}: nothing more was written. The "
                 "plan gives other rows, or divides them otherwise, each time it runs: use the same "
                 "spark.sql.shuffle.partitions and code as before, and no rand() or uuid(); "
-                "or persist the rows before they are written"
+                "or persist the rows before they are written; and give each of several outputs a "
+                "`query` of its own"
             )
 
     def marker(self, contents: Contents) -> Marker:
