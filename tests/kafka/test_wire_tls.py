@@ -118,7 +118,8 @@ def test_transactions_are_written_over_tls(secured: Secured) -> None:
                 values = [b"%d" % number + bytes(1000)] * 3000
                 outbox.send(Records("out", values, values, [5] * 3000, partition=0), tracked=True)
                 outbox.commit()
-            assert outbox.ends() == {TopicPartition("out", 0): 6001}
+            # The marker of the first transaction may come behind the records of the second.
+            assert outbox.ends()[TopicPartition("out", 0)] in {6000, 6001}
     assert len(committed(secured.kafka.bootstrap_servers, "out")) == 6000
 
 
