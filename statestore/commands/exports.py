@@ -22,8 +22,10 @@ from statestore.operations.exports.create import (
     ExportReport,
     create_export,
     create_export_for_clones,
+    create_export_to_move,
 )
 from statestore.operations.exports.restore_export import Choice, RestoreReport, restore_export
+from statestore.operations.moves.move import Mirrored, move_here
 from statestore.operations.pipelines import load_pipeline
 from statestore.runtime import Runtime
 from statestore.topology.graph import Topology
@@ -43,13 +45,18 @@ def exports() -> None:
 @click.option(
     "--for-clone", is_flag=True, help="Export a stopped application so that it can be cloned."
 )
+@click.option(
+    "--for-move", is_flag=True, help="Export a stopped application to go on at another cluster."
+)
 @export_options
 @json_option
-def create_command(*, for_clone: bool, as_json: bool, **flags: Any) -> None:
+def create_command(*, for_clone: bool, for_move: bool, as_json: bool, **flags: Any) -> None:
     """Export all stores, beside a run or between two; upload only what the target lacks."""
     with showing_results(flags, "state.dir", as_json=as_json) as (runtime, tell):
         with shown_progress("export") as progress:
-            if for_clone:
+            if for_move:
+                report = create_export_to_move(runtime, _pipeline(flags), progress)
+            elif for_clone:
                 report = create_export_for_clones(runtime, _pipeline(flags), progress)
             else:
                 report = create_export(runtime, progress)
@@ -112,12 +119,18 @@ def _told(runtime: Runtime, kind: str, progress: Progress) -> AbstractContextMan
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be done.")
 @click.option("--as", "clone_id", metavar="CLONE_ID", help="Clone it under this application id.")
+@click.option("--moved", is_flag=True, help="Go on here, over mirrors, with another cluster's.")
+@click.option("--topic-prefix", metavar="TEXT", help="--moved: how mirrors' names begin.")
+@click.option("--offset-syncs", metavar="TOPIC", help="--moved: MirrorMaker's offset syncs.")
 @export_options
 @json_option
 def restore_command(
     *,
     export: str,
     clone_id: str | None,
+    moved: bool,
+    topic_prefix: str | None,
+    offset_syncs: str | None,
     stores: Sequence[str],
     partitions: Sequence[int],
     replace: bool,
@@ -137,7 +150,19 @@ def restore_command(
 
     With --as, an export that was made with --for-clone becomes an application of its own, with
     topics of its own; nothing of the original is touched. `exports drop-clone` removes it.
+
+    With --moved, an export that was made with --for-move at another cluster becomes the application
+    on this one, which has mirrors of its inputs. The pipeline names the mirrors as its inputs, such
+    as `source.orders` with --topic-prefix source. for `orders`.
     """
+    if not moved and (topic_prefix or offset_syncs):
+        raise Misuse("--topic-prefix and --offset-syncs are for --moved")
+    if moved:
+        if stores or partitions or replace or full or mounted or clone_id is not None:
+            raise Misuse("--moved takes a whole export: leave out the other options")
+        mirrored = Mirrored(topic_prefix or "", offset_syncs)
+        _move(flags, export, mirrored, dry_run=dry_run, as_json=as_json)
+        return
     if clone_id is not None:
         if stores or partitions or replace or full or mounted or dry_run:
             raise Misuse("--as clones a whole export: leave out the other options")
@@ -148,6 +173,25 @@ def restore_command(
         with shown_progress("restore") as progress:
             report = restore_export(runtime, export, choice, progress, dry_run=dry_run)
         tell(msgspec.to_builtins(report), _restored(report))
+
+
+def _move(
+    flags: dict[str, Any], export: str, mirrored: Mirrored, *, dry_run: bool, as_json: bool
+) -> None:
+    with showing_results(flags, "state.dir", as_json=as_json) as (runtime, tell):
+        topology = _pipeline(flags)
+        with shown_progress("move") as progress:
+            report = move_here(
+                runtime, topology, mirrored, export=export, progress=progress, dry_run=dry_run
+            )
+        did = "moved in" if report.applied else "would move in"
+        lines = [
+            f"{one.topic}-{one.partition} at {one.offset_there} is {one.mirror}-{one.partition} at "
+            f"{one.offset}, by {one.found_by}"
+            for one in report.inputs
+        ]
+        lines.append(f"{did}: {report.stores} stores, {report.bytes} bytes, {report.seconds} s")
+        tell(msgspec.to_builtins(report), "\n".join(lines))
 
 
 def _clone(flags: dict[str, Any], export: str, clone_id: str, *, as_json: bool) -> None:

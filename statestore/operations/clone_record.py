@@ -20,6 +20,7 @@ from statestore.layout.documents import ApplicationName, ExportName, Topic
 from statestore.layout.files import folders_in, publish
 from statestore.layout.folders import StateLayout
 from statestore.operations.environment import Environment
+from statestore.operations.move_record import require_no_move
 from statestore.settings import Settings
 from statestore.topology.graph import Topology
 from statestore.topology.nodes import Node, SinkNode, SourceNode, TopicName
@@ -91,9 +92,10 @@ def publish_record(layout: StateLayout, record: CloneRecord) -> None:
 def as_deployed(environment: Environment, topology: Topology) -> tuple[Environment, Topology]:
     """What a start under this application id runs: a clone runs with topics of its own.
 
-    Doing it twice does no harm.
+    Doing it twice does no harm. Misuse if a clone, or a move into this folder, is half-made.
     """
     layout = environment.layout
+    require_no_move(layout)
     record = read_record(layout)
     if record is None:
         return environment, topology

@@ -49,6 +49,7 @@ from statestore.operations.exports.manifest import (
     ExportManifest,
     LogCut,
 )
+from statestore.operations.exports.marks import take_cut_to_move
 from statestore.operations.looking.at_rest import existing_application
 from statestore.operations.looking.task_snapshots import Snapshot, Snapshots
 from statestore.operations.relocation.disk import journal_file
@@ -112,6 +113,25 @@ def create_export_for_clones(
 
     The application is locked meanwhile. Unavailable if its last run did not end cleanly.
     """
+    return _export_at_rest(environment, partial(take_cut, environment, topology), progress)
+
+
+def create_export_to_move(
+    environment: Environment, topology: Topology, progress: Progress | None = None
+) -> ExportReport:
+    """Export a stopped application so that it can go on at another cluster, over mirrors.
+
+    As for clones, and Unavailable if repartition topics hold anything that was not processed.
+    """
+    take = partial(take_cut_to_move, environment, topology)
+    return _export_at_rest(environment, take, progress)
+
+
+def _export_at_rest(
+    environment: Environment,
+    take: Callable[[list[ExportedTask]], LogCut],
+    progress: Progress | None,
+) -> ExportReport:
     settings = environment.settings
     settings.require("bootstrap.servers", "statestore.export.target")
     claim = existing_application(environment.layout).claim(
@@ -119,7 +139,7 @@ def create_export_for_clones(
     )
     try:
         environment.cluster.check()  # Fail before the long work, not after it.
-        return Export(environment, progress, cut=partial(take_cut, environment, topology)).create()
+        return Export(environment, progress, cut=take).create()
     finally:
         claim.release()
 

@@ -91,15 +91,32 @@ class ExportedTask(msgspec.Struct, frozen=True):
         return TaskId.parse(self.stream_task)
 
 
+class InputMark(msgspec.Struct, frozen=True):
+    """By what the group's offset of an input is found again in a copy of the topic.
+
+    `digests`: of the last records before the offset (`marks.digest_of`), oldest first. `since_ms`:
+    the earliest of their times. `offset_last`: where the last of them lies; None if there is none.
+    `whole`: there is no record before them.
+    """
+
+    topic: Topic
+    partition: Ordinal
+    offset_last: Count | None
+    since_ms: TimeMs
+    whole: bool
+    digests: list[Word]
+
+
 class LogCut(msgspec.Struct, frozen=True):
-    """What the log said while the application was locked: what a clone starts from.
+    """What the log said while the application was locked: what a clone, or a move, starts from.
 
     `group`: rows of topic, partition, offset and metadata. `logs`: rows of topic, partition, start
-    and end.
+    and end. `marks`: of all inputs with an offset; None: the export was not made for a move.
     """
 
     group: list[tuple[Topic, Ordinal, Count, Text]]
     logs: list[tuple[Topic, Ordinal, Count, Count]]
+    marks: list[InputMark] | None = None
 
     def group_offsets(self) -> dict[TopicPartition, GroupOffset]:
         """The offsets that the group had committed."""
