@@ -1,6 +1,6 @@
 """An application of two stores over RocksDB and a broker in memory, exported to a folder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,11 @@ class ExportRig:
     bounds: Bounds | None = None
     cluster_has: bool = True
     elsewhere: Target | None = None
+    keeps: Callable[[], ss.Topology] = keeping
     tasks: TaskRig = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tasks = TaskRig(keeping(), self.root / "lives", settings=SETTINGS)
+        self.tasks = TaskRig(self.keeps(), self.root / "lives", settings=SETTINGS)
         self.deploy()
 
     @property

@@ -5,7 +5,6 @@ the other, is each update once. Shows I45.
 """
 
 import json
-
 import signal
 import struct
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,6 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from statestore.faults import CrashPoint
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import eventually
 from tests.kafka.moved_pipelines import MIRROR_VARIABLE
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import (
@@ -194,3 +192,71 @@ def test_an_application_moves_and_each_record_counts_once(houses: Houses) -> Non
     assert len(inputs) == 2 * PARTITIONS
     assert all(one["offset"] != one["offset_there"] for one in inputs)
     houses.goes_on()
+
+
+def test_mirrors_of_the_same_names_and_offset_syncs_do_as_well(houses: Houses) -> None:
+    houses.prefix = ""
+    ready(houses)
+    houses.mirror(syncs=True)
+    ended = houses.move(f"--offset-syncs={houses.syncs}", "--dry-run")
+    assert ended.code == 0, ended.err
+    assert not (houses.new.state_dir / houses.new.name).exists()
+    assert {one["found_by"] for one in ended.summary["inputs"]} == {"an offset sync"}
+    planned = ended.summary["inputs"]
+    ended = houses.move()
+    assert ended.code == 0, ended.err
+    found = [{**one, "found_by": ""} for one in ended.summary["inputs"]]
+    assert found == [{**one, "found_by": ""} for one in planned]
+    houses.goes_on()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_move_killed_anywhere_is_made_anew_and_each_record_counts_once(
+    houses: Houses, point: str
+) -> None:
+    ready(houses)
+    houses.mirror()
+    ended = houses.move(crash_at=point)
+    assert ended.code == -signal.SIGKILL, ended.err
+    if point != CrashPoint.MOVE_FINISHED:
+        assert_refused(houses.new.run(), 2, "Misuse", "is being moved here, or a move died")
+        ended = houses.move()
+        assert ended.code == 0, ended.err
+    houses.goes_on()
+
+
+def test_a_move_waits_for_its_mirror_and_refuses_one_that_has_doubled_records(
+    houses: Houses,
+) -> None:
+    ready(houses)
+    with houses.new.unchanged():
+        assert_refused(houses.move(), 7, "Unavailable", "wait until the mirror has caught up")
+    houses.mirror()
+    rows = [(row.key, json.dumps(row.value).encode(), row.timestamp_ms) for row in read(houses)]
+    for partition in range(PARTITIONS):
+        copies = [row for row in rows if int(row[0][1:]) % PARTITIONS == partition]
+        producer = replace(houses.new, name=f"{SOURCE}{houses.old.name}")
+        producer.produce_raw(copies, partition=partition)
+    with houses.new.unchanged():
+        assert_refused(houses.move(), 2, "Misuse", "2 times", "a mirror that has doubled them")
+
+
+def read(houses: Houses) -> list[Any]:
+    return houses.old.read("in")
+
+
+def test_an_application_that_has_not_processed_everything_is_not_exported(houses: Houses) -> None:
+    create_mirrors(houses)
+    died = houses.old.run(crash_at=f"{CrashPoint.CLOSE_RELEASED}:2")
+    assert died.code == -signal.SIGKILL
+    ended = houses.export()
+    assert_refused(ended, 7, "Unavailable", "let a bounded run")
+    houses.old.drained()
+    ended = houses.export()
+    assert ended.code == 0, ended.err
+    # At the old place, everything of it is there already.
+    with houses.old.unchanged_topics():
+        ended = replace(houses.old, state_dir=houses.new.state_dir).run(
+            "--moved", command="restore"
+        )
+        assert_refused(ended, 2, "Misuse", "is this the new cluster?")
