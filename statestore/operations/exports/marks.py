@@ -31,7 +31,7 @@ _FIRST_OFFSETS: Final = 256
 _HEAD = struct.Struct(">qq")
 
 
-class Seen(NamedTuple):
+class MarkedRecord(NamedTuple):
     """A record of an input."""
 
     offset: int
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     value: bytes | None
 
 
-def digest_of(record: Seen) -> str:
+def digest_of(record: MarkedRecord) -> str:
     """What a record and its mirrored copy have in common."""
     _, time_ms, key, value = record
     head = _HEAD.pack(time_ms, -1 if key is None else len(key))
@@ -48,13 +48,13 @@ def digest_of(record: Seen) -> str:
     return blake2b(head + (key or b"") + body, digest_size=8).hexdigest()
 
 
-def records_in(changelog: Changelog, tp: TopicPartition, bounds: Bounds) -> Iterator[Seen]:
+def records_in(changelog: Changelog, tp: TopicPartition, bounds: Bounds) -> Iterator[MarkedRecord]:
     """Yield the committed records of an input in [start, end); Unavailable if some are gone."""
     for stretch in changelog.replay(tp, bounds.start, bounds.end):
         batch = stretch.batch
         assert batch.offsets is not None
         keys, values = batch.keys.objects, batch.values.objects
-        yield from map(Seen, batch.offsets, batch.timestamps, keys, values)
+        yield from map(MarkedRecord, batch.offsets, batch.timestamps, keys, values)
 
 
 def take_cut_to_move(
@@ -89,7 +89,7 @@ def take_cut_to_move(
 def mark_of(changelog: Changelog, tp: TopicPartition, bounds: Bounds) -> InputMark:
     """Read the last records before an offset, `bounds.end`, of a log that starts where it says."""
     reach, start = _FIRST_OFFSETS, bounds.end
-    found: deque[Seen] = deque(maxlen=RECORDS)
+    found: deque[MarkedRecord] = deque(maxlen=RECORDS)
     while len(found) < RECORDS and start > bounds.start:
         start = max(bounds.start, bounds.end - reach)
         found = deque(records_in(changelog, tp, Bounds(start, bounds.end)), maxlen=RECORDS)

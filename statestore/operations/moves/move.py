@@ -47,7 +47,7 @@ from statestore.operations.move_record import (
     read_move,
 )
 from statestore.operations.moves.offset_syncs import read_syncs
-from statestore.operations.moves.translation import Mirror, Place
+from statestore.operations.moves.translation import Mirror, MirrorPlace
 from statestore.operations.start.matching import with_matches
 from statestore.operations.start.topics import internal_topics
 from statestore.ports import Engine, TopicSpec
@@ -112,11 +112,11 @@ def move_here(
     environment.settings.require("application.id", "state.dir", "bootstrap.servers")
     manifest = Exports.of(environment).read(export)
     topology = with_matches(environment, topology)
-    move = Move(environment, topology, manifest, mirrored, progress)
+    move = MoveIn(environment, topology, manifest, mirrored, progress)
     return move.plan() if dry_run else move.apply()
 
 
-class Move:
+class MoveIn:
     """Moves one export in."""
 
     def __init__(
@@ -177,7 +177,7 @@ class Move:
         seconds = round(self._clock.monotonic() - began_s, 3)
         return msgspec.structs.replace(planned, applied=True, seconds=seconds)
 
-    def _report(self, places: Mapping[TopicPartition, Place]) -> MoveReport:
+    def _report(self, places: Mapping[TopicPartition, MirrorPlace]) -> MoveReport:
         cut = self._check()
         group, stores = cut.group_offsets(), list(self._manifest.stores())
         return MoveReport(
@@ -263,13 +263,13 @@ class Move:
         app = self._layout.application_id
         return internal_topics(self._topology, self._counts, app, self._logs)
 
-    def _places(self, cut: LogCut) -> dict[TopicPartition, Place]:
+    def _places(self, cut: LogCut) -> dict[TopicPartition, MirrorPlace]:
         """By input at the source, where its mirror goes on."""
         topic, group = self._mirrored.offset_syncs, cut.group_offsets()
         syncs = {} if topic is None else read_syncs(self._environment, topic)
         mirror = Mirror(self._environment, syncs)
 
-        def found(mark: InputMark) -> tuple[TopicPartition, Place]:
+        def found(mark: InputMark) -> tuple[TopicPartition, MirrorPlace]:
             tp = TopicPartition(mark.topic, mark.partition)
             return tp, mirror.place(mark, group[tp].offset, self._mirror_of(tp))
 
@@ -304,7 +304,7 @@ class Move:
         self,
         at: StoreOfTask,
         cut: LogCut,
-        places: Mapping[TopicPartition, Place],
+        places: Mapping[TopicPartition, MirrorPlace],
         told: Progress,
     ) -> None:
         layout = self._layout
@@ -327,7 +327,7 @@ class Move:
         at: StoreOfTask,
         engine: Engine,
         stream_time_ms: int,
-        places: Mapping[TopicPartition, Place],
+        places: Mapping[TopicPartition, MirrorPlace],
     ) -> None:
         """Seed the changelog, and have the store stand at its end and at the places."""
         there = self._manifest.deployed.log_of(self._layout.application_id, at.name)
@@ -358,7 +358,7 @@ class Move:
         stamp = CommitStamp.latest({tp: group[tp] for tp in inputs if tp in group})
         return stamp.stream_time_ms or 0
 
-    def _commit_group(self, cut: LogCut, places: Mapping[TopicPartition, Place]) -> None:
+    def _commit_group(self, cut: LogCut, places: Mapping[TopicPartition, MirrorPlace]) -> None:
         """Commit the places with the metadata that the export has; internal topics begin at 0."""
         by_text: dict[str, dict[TopicPartition, int]] = {}
         for tp, at in cut.group_offsets().items():

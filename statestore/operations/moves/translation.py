@@ -15,13 +15,13 @@ from statestore.errors import Misuse, Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.operations.environment import Environment
 from statestore.operations.exports.manifest import InputMark
-from statestore.operations.exports.marks import RECORDS, Seen, digest_of, records_in
+from statestore.operations.exports.marks import RECORDS, MarkedRecord, digest_of, records_in
 from statestore.ports import Bounds
 
 _SYNCS = "name MirrorMaker's offset syncs with --offset-syncs"
 
 
-class Place(NamedTuple):
+class MirrorPlace(NamedTuple):
     """Where an input begins in a mirror, and how that is known, in words."""
 
     offset: int
@@ -49,7 +49,7 @@ class Mirror:
         self._changelog = environment.changelog
         self._syncs = syncs
 
-    def place(self, mark: InputMark, offset: int, tp: TopicPartition) -> Place:
+    def place(self, mark: InputMark, offset: int, tp: TopicPartition) -> MirrorPlace:
         """Find the group's offset of an input in its mirror `tp`.
 
         Unavailable if the mirror does not have the records before it yet. Misuse if it cannot be
@@ -65,7 +65,7 @@ class Mirror:
 
     def _by_sync(
         self, mark: InputMark, offset: int, tp: TopicPartition, bounds: Bounds
-    ) -> Place | None:
+    ) -> MirrorPlace | None:
         known = self._syncs.get(TopicPartition(mark.topic, mark.partition), {})
         last = mark.offset_last
         if last is not None and last in known:
@@ -89,15 +89,15 @@ class Mirror:
                     f"{last} of {mark.topic}-{mark.partition}, but it is another one: they are of "
                     "another topic; leave out --offset-syncs"
                 )
-        return Place(found, "an offset sync")
+        return MirrorPlace(found, "an offset sync")
 
     def _without_records(
         self, mark: InputMark, offset: int, tp: TopicPartition, bounds: Bounds
-    ) -> Place:
+    ) -> MirrorPlace:
         if mark.whole:
-            return Place(bounds.start, "nothing was processed yet")
+            return MirrorPlace(bounds.start, "nothing was processed yet")
         if bounds.start == bounds.end:
-            return Place(bounds.end, "the mirror is empty")
+            return MirrorPlace(bounds.end, "the mirror is empty")
         raise Misuse(
             f"the records before offset {offset} of {mark.topic}-{mark.partition} were gone at the "
             f"export, so nothing tells where it is in {tp}: {_SYNCS}, or run once, then export"
@@ -105,7 +105,7 @@ class Mirror:
 
     def _by_records(
         self, mark: InputMark, offset: int, tp: TopicPartition, bounds: Bounds
-    ) -> Place:
+    ) -> MirrorPlace:
         begin = min(self._cluster.offsets_at([tp], mark.since_ms)[tp], bounds.end)
         begin = max(begin, bounds.start)
         fits = self._fits(mark, tp, Bounds(begin, bounds.end), begins=begin == bounds.start)
@@ -122,9 +122,9 @@ class Mirror:
                     f"that has doubled them; {_SYNCS}"
                 )
             if best:
-                return Place(best[0].offset, _by(best[0].matched))
+                return MirrorPlace(best[0].offset, _by(best[0].matched))
         if len(fits) == 1 and self._is_compacted(tp.topic):
-            return Place(fits[0].offset, _by(fits[0].matched))
+            return MirrorPlace(fits[0].offset, _by(fits[0].matched))
         if fits:
             raise Misuse(
                 f"{what} is at {fits[0].offset - 1} of {tp}, but the records before it are not "
@@ -141,7 +141,7 @@ class Mirror:
         self, mark: InputMark, tp: TopicPartition, bounds: Bounds, *, begins: bool
     ) -> list[_Fit]:
         """All places behind a record equal to the last one; `begins`: at the start of the log."""
-        found, before = list[_Fit](), deque[Seen](maxlen=RECORDS)
+        found, before = list[_Fit](), deque[MarkedRecord](maxlen=RECORDS)
         for read, record in enumerate(records_in(self._changelog, tp, bounds), 1):
             before.append(record)
             if digest_of(record) == mark.digests[-1]:
@@ -153,7 +153,7 @@ class Mirror:
         return "compact" in self._cluster.topic_settings([topic])[topic]["cleanup.policy"]
 
 
-def _matched(digests: list[str], before: deque[Seen]) -> int:
+def _matched(digests: list[str], before: deque[MarkedRecord]) -> int:
     """How many of the last records are those of the digests."""
     count = 0
     for digest, record in zip(reversed(digests), reversed(before), strict=False):
