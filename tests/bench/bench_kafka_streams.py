@@ -59,10 +59,10 @@ def streams_libs() -> Path:
     return home
 
 
-def compiled(libs: Path, folder: Path) -> str:
-    """Compile the Java side; the class path that runs it."""
+def compiled(libs: Path, folder: Path, program: str = "KafkaStreamsBench") -> str:
+    """Compile a program of the Java side; the class path that runs it."""
     compiler = Path(java()).with_name("javac") if "/" in java() else Path("javac")
-    source = JAVA_SIDE / "KafkaStreamsBench.java"
+    source = JAVA_SIDE / f"{program}.java"
     subprocess.run([str(compiler), "-d", str(folder), "-cp", f"{libs}/*", str(source)], check=True)
     return f"{folder}:{libs}/*"
 

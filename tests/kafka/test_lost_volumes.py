@@ -15,6 +15,7 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.admin._resource import ResourceType
 
 import statestore as ss
+from statestore.errors import Misuse
 from statestore.layout.activity_files import NoProgress
 from statestore.layout.audits import AuditVerdict
 from statestore.operations.audits.perform import audit
@@ -188,6 +189,23 @@ def test_an_export_of_another_history_is_left_alone(
     assert ran(app).restored_records == TAIL, "one commit has them all"
     assert "another history: the changelog of store 'counts' was created" in warning_of(caplog)
     assert app.stored() == counted(range(40))
+
+
+def test_an_export_of_another_history_is_not_restored_by_hand_once_the_changelog_is_long_enough(
+    app: App,
+) -> None:
+    reset(runtime(app), ResetTo())
+    for end in range(50, 100, 10):
+        app.produce(range(end - 10, end))
+        ran(app)
+    lose_volume(app)
+    for how in (Choice(), Choice(mounted=True)):
+        with pytest.raises(Misuse, match=r"another history: the changelog .* was created again"):
+            restore_export(runtime(app), choice=how)
+    assert not app.state_dir.exists()
+    restore_export(runtime(app), choice=Choice(full=True))
+    ran(app)
+    assert app.stored() == counted(range(90))
 
 
 def test_an_export_that_lacks_deletes_is_left_alone(

@@ -51,11 +51,12 @@ class LogState(msgspec.Struct, frozen=True):
     """What a broker says of the logs it was asked about; topics that do not exist are absent.
 
     `delete_retention_ms`: of the compacted topics. Other topics keep a delete as long as its
-    record.
+    record. `ids`: what the cluster calls them; a topic that is created again gets another one.
     """
 
     bounds: dict[TopicPartition, Bounds]
     delete_retention_ms: dict[str, int]
+    ids: dict[str, str] = {}
 
 
 AskLog = Callable[[Sequence[TopicPartition]], LogState]
@@ -171,7 +172,7 @@ def log_of_cluster(cluster: Cluster, tps: Sequence[TopicPartition]) -> LogState:
         for topic, told in cluster.topic_settings(sorted(counts)).items()
         if "compact" in told["cleanup.policy"]
     }
-    return LogState(cluster.bounds(there), retention)
+    return LogState(cluster.bounds(there), retention, cluster.topic_ids(sorted(counts)))
 
 
 class Restore:
@@ -212,7 +213,7 @@ class Restore:
                 for step in steps:
                     self._take(step, told)
             if not read_deployed(self._layout).fingerprint:
-                publish_deployed(self._layout, self._manifest.deployed)
+                publish_deployed(self._layout, self._deployed())
             reach(CrashPoint.IMPORT_DEPLOYED)
         seconds = round(self._clock.monotonic() - began_s, 3)
         return msgspec.structs.replace(self._report(steps), applied=True, seconds=seconds)
@@ -246,6 +247,17 @@ class Restore:
                     else:
                         done.placed.append(step.placed)
 
+    def _deployed(self) -> Deployed:
+        """What the export says was deployed; `full`: over whichever changelogs are there now."""
+        deployed = self._manifest.deployed
+        if not self._choice.full:
+            return deployed
+        stores = {
+            name: msgspec.structs.replace(store, changelog_id=None)
+            for name, store in deployed.stores.items()
+        }
+        return msgspec.structs.replace(deployed, stores=stores)
+
     def _wanted(self) -> list[StoreOfTask]:
         return [at for at in self._manifest.stores() if self._choice.takes(at)]
 
@@ -278,6 +290,7 @@ class Restore:
         step = _Step(at, self._destination(at), found)
         if self._choice.full:
             return step
+        self._check_history(at, log)
         deadline_ms = self._check_age(at, log)
         offset = at.store.offsets.offsets().get(self._log_of(at))
         replay = bounds.end - self._check_offset(at, offset, bounds)
@@ -402,6 +415,18 @@ class Restore:
         if self._choice.full and bounds.end == bounds.start:
             raise Misuse(f"the changelog {tp} is empty: nothing could be restored from it")
         return bounds
+
+    def _check_history(self, at: StoreOfTask, log: LogState) -> None:
+        """Misuse if the changelog was created again since: its offsets say nothing then."""
+        deployed, topic = self._manifest.deployed, self._log_of(at).topic
+        known = deployed.stores.get(at.name)
+        made, now = None if known is None else known.changelog_id, log.ids.get(topic)
+        if made is not None and now is not None and made != now:
+            raise Misuse(
+                f"export {self._manifest.export_id} is of another history: the changelog {topic} "
+                "was created again since, by a reset, by a move, or on another cluster: restore "
+                "from the changelog alone, with --full"
+            )
 
     def _check_age(self, at: StoreOfTask, log: LogState) -> int | None:
         """Until when the log keeps the deletes made since the export; None: for ever."""
