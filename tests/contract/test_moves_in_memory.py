@@ -76,7 +76,7 @@ class Move:
 
     def runtime(self, **fields: Any) -> Runtime:
         settings = replace(
-            self.old.runtime.settings, state_dir=self.layout.state_dir, **fields
+            self.old.runtime.settings, state_dir=str(self.layout.state_dir), **fields
         ).to_mapping()
         return Runtime(
             settings,

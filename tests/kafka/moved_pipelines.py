@@ -25,10 +25,3 @@ def house() -> ss.Topology:
     )
     b.table(f"{mirror}{prefix()}-rows", materialized=ROWS, name="rows-table")
     return b.build()
-
-
-def kept_in_memory() -> ss.Topology:
-    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.JSON)
-    store = ss.Materialized(COUNTS, store=ss.in_memory_key_value_store(COUNTS))
-    b.stream(f"{prefix()}-in").group_by_key().count(store).to_stream().to(f"{prefix()}-out")
-    return b.build()

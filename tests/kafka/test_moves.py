@@ -9,11 +9,12 @@ import signal
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from statestore.faults import CrashPoint
 from statestore.testing.local_kafka import LocalKafka
@@ -93,19 +94,22 @@ class Houses:
         found: list[tuple[tuple[str, int, int], list[int]]] = []
         while len(ended) < len(tps):
             for message in consumer.consume(500, 0.1):
-                topic, partition = message.topic(), message.partition()
+                topic, partition, offset = message.topic(), message.partition(), message.offset()
+                assert topic is not None
+                assert partition is not None
                 if message.error():
                     ended.add((topic, partition))
                     continue
+                assert offset is not None
                 at: list[int] = []
-                found.append(((topic, partition, message.offset()), at))
+                found.append(((topic, partition, offset), at))
                 producer.produce(
                     f"{self.prefix}{topic}",
                     message.value(),
                     message.key(),
                     partition,
                     timestamp=message.timestamp()[1],
-                    on_delivery=lambda _error, sent, at=at: at.append(sent.offset()),
+                    on_delivery=partial(_note, at),
                 )
         assert producer.flush(DEADLINE_S) == 0
         consumer.commit(offsets=consumer.position(tps), asynchronous=False)
@@ -139,6 +143,12 @@ class Houses:
         assert updates_in_order(self.old.read() + self.new.read()) == counted(range(160))
         assert len(rows) == 160
         assert self.new.stored() == counted(range(160))
+
+
+def _note(at: list[int], _error: object, sent: Message) -> None:
+    offset = sent.offset()
+    assert offset is not None
+    at.append(offset)
 
 
 @pytest.fixture
