@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -60,9 +61,10 @@ class LinkedCopies:
         if stores:
             self._stopped.clear()
             self._any = False
-            self._thread = threading.Thread(
-                target=self._work, args=(stores,), name=f"copy-{self._task_id}", daemon=True
-            )
+            # Leases count from now on, however long the thread takes to begin.
+            work = partial(self._work, stores, self._clock.monotonic())
+            name = f"copy-{self._task_id}"
+            self._thread = threading.Thread(target=work, name=name, daemon=True)
             self._thread.start()
 
     def check(self) -> None:
@@ -79,10 +81,9 @@ class LinkedCopies:
             thread.join()
             self._broken = None
 
-    def _work(self, stores: list[_Store]) -> None:
+    def _work(self, stores: list[_Store], held_s: float) -> None:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        held_s = self._clock.monotonic()
         while stores and not self._broken:
             if self._clock.monotonic() - held_s > _RENEWED_AFTER_S:
                 held_s = self._clock.monotonic()

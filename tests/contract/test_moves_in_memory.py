@@ -25,6 +25,7 @@ from statestore.ports import GroupOffset, TopicSpec
 from statestore.runtime import Runtime
 from statestore.runtime.databases import RocksDatabases
 from statestore.targets import FsspecTarget
+from statestore.tasks.commit import CommitStamp, partition_times_in, topic_digest
 from statestore.testing.memory_broker import MemoryBroker
 from tests.contract.export_rig import COPIES, LATEST_STORE, ExportRig, keeping
 from tests.contract.task_rig import APPLICATION
@@ -154,6 +155,18 @@ def test_the_stores_the_changelogs_and_the_group_are_at_the_new_place(move: Move
     with pytest.raises(Misuse, match="exists already"):
         move.here()
     move.check()
+
+
+def test_what_a_commit_knows_of_an_input_is_of_its_mirror_afterwards(move: Move) -> None:
+    groups = move.old.tasks.broker.state.groups
+    known = CommitStamp(3, 7, partition_times={topic_digest("in"): 5})
+    groups[APPLICATION, IN] = GroupOffset(groups[APPLICATION, IN].offset, known.text())
+    move.export()
+    move.mirror()
+    move.here()
+    found = move.broker.cluster(APPLICATION).group_offsets([MIRROR])
+    assert partition_times_in(found) == {MIRROR: 5}
+    assert CommitStamp.latest(found).number == 3
 
 
 @pytest.mark.parametrize("visit", range(1, VISITS + 1))

@@ -50,7 +50,7 @@ from statestore.operations.moves.offset_syncs import read_syncs
 from statestore.operations.moves.translation import Mirror, MirrorPlace
 from statestore.operations.start.matching import with_matches
 from statestore.operations.start.topics import internal_topics
-from statestore.ports import Engine, TopicSpec
+from statestore.ports import Engine, GroupOffset, TopicSpec
 from statestore.stores import offsets
 from statestore.stores.kinds.registry import kind_named
 from statestore.tasks.commit import CommitStamp, topic_digest
@@ -362,25 +362,22 @@ class MoveIn:
         """Commit the places with the metadata that the export has; internal topics begin at 0."""
         by_text: dict[str, dict[TopicPartition, int]] = {}
         for tp, at in cut.group_offsets().items():
-            if tp in places:
-                own, offset, text = self._mirror_of(tp), places[tp].offset, self._text(at.metadata)
-            else:
-                own, offset, text = tp, 0, self._text(at.metadata)
-            by_text.setdefault(text, {})[own] = offset
+            place = places.get(tp)
+            own, offset = (tp, 0) if place is None else (self._mirror_of(tp), place.offset)
+            by_text.setdefault(self._text(at), {})[own] = offset
         for text, found in by_text.items():
             self._outbox.send_offsets(found, text)
 
-    def _text(self, metadata: str) -> str:
+    def _text(self, at: GroupOffset) -> str:
         """The stamp of a commit, with the mirrors in place of their topics."""
-        try:
-            stamp = msgspec.json.decode(metadata, type=CommitStamp)
-        except msgspec.DecodeError:
-            return metadata
+        stamp = CommitStamp.read(at)
+        if stamp is None:
+            return at.metadata
         digests = {
             topic_digest(topic): topic_digest(f"{self._mirrored.prefix}{topic}")
             for topic in self._sources()
         }
-        times = {digests.get(one, one): at for one, at in stamp.partition_times.items()}
+        times = {digests.get(one, one): time_ms for one, time_ms in stamp.partition_times.items()}
         return msgspec.structs.replace(stamp, partition_times=times).text()
 
     def _deployed(self) -> Deployed:
