@@ -174,8 +174,14 @@ class StateLayout:
         return sorted(name for name in found if documents.fits(name, StoreName))
 
     def create(self, folder: Path) -> None:
-        """Create `folder`; HostFailure if it cannot be created."""
+        """Create `folder`; HostFailure if it cannot be created.
+
+        The application's own folder is for its user and group alone, as rows are in clear text.
+        """
         try:
+            if folder.is_relative_to(self.application_dir) and not self.application_dir.exists():
+                self.state_dir.mkdir(parents=True, exist_ok=True)
+                self.application_dir.mkdir(mode=0o750, exist_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise HostFailure(

@@ -1,6 +1,8 @@
 """The folder grammar, its files, and what appears there atomically."""
 
 import json
+import os
+import stat
 import threading
 from pathlib import Path
 
@@ -201,3 +203,16 @@ def test_quarantine_never_overwrites_what_is_there(layout: StateLayout) -> None:
 def test_a_store_that_cannot_be_renamed_is_the_machines_fault(layout: StateLayout) -> None:
     with pytest.raises(HostFailure, match="prices"):
         layout.quarantine(layout.store_dir(TASK, "prices"), "prices", "why", ManualClock())
+
+
+def test_the_folder_of_an_application_is_closed_to_other_users(tmp_path: Path) -> None:
+    layout = StateLayout(tmp_path / "state", "shop")
+    umask = os.umask(0)
+    try:
+        layout.create(layout.task_dir(TaskId(0, 0)))
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(layout.application_dir.stat().st_mode) == 0o750
+    layout.application_dir.chmod(0o755)
+    layout.create(layout.application_dir / "audits")
+    assert stat.S_IMODE(layout.application_dir.stat().st_mode) == 0o755
