@@ -1,0 +1,88 @@
+"""Volumes that fail under `statestore run`: full, read-only, broken.
+
+A library that is loaded before all others (`faulty_volume.c`) has calls fail that write to the
+state dir, from the n-th one on: whichever it is, the run ends with its results, or as a failure of
+the host that a scheduler repeats, with one line and no traceback. Then the volume is whole again,
+and the next run has every record exactly once, in topics and stores (E5).
+"""
+
+import errno
+import os
+import random
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from statestore.errors import HostFailure
+from tests.builders import ROOT
+from tests.kafka.run_rig import SMALL_COMMITS, App, Ended, counted, updates_in_order
+
+pytestmark = [pytest.mark.kafka, pytest.mark.thorough]
+
+SEED = int(os.environ.get("BAD_INPUT_SEED", "31"))
+COUNT = 300
+FLUSHES = "--set=statestore.flush.lag.max.records=40"
+FAILURES = ("ENOSPC", "EIO", "EROFS", "EDQUOT")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("library") / "faulty_volume.so"
+    source = ROOT / "tests" / "kafka" / "faulty_volume.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", source, "-o", built, "-ldl"], check=True)
+    return built
+
+
+def faulty(app: App, library: Path, **how: object) -> Sequence[str]:
+    """What runs a command over a volume with these faults."""
+    said = {f"FAULTY_{name.upper()}": value for name, value in how.items()}
+    said = {"LD_PRELOAD": library, "FAULTY_FOLDER": app.state_dir, **said}
+    return ["env", *(f"{name}={value}" for name, value in said.items())]
+
+
+def assert_foreseen(ended: Ended, *codes: int) -> None:
+    """It ended as promised: with a line that says what failed, and no traceback."""
+    assert ended.code in {0, *codes}, ended.err[-4000:]
+    assert "Traceback" not in ended.err, ended.err[-4000:]
+    if ended.code:
+        assert ended.message.count(":") >= 1, ended.err[-2000:]
+
+
+def assert_goes_on(app: App, count: int) -> None:
+    """The next run, with nothing in its way, has every record once."""
+    app.drained(*SMALL_COMMITS, FLUSHES)
+    assert updates_in_order(app.read()) == counted(range(count)) == app.stored()
+
+
+def calls_of(app: App, library: Path) -> int:
+    """How often a whole run writes; the runs of another application have no more."""
+    told = app.state_dir.parent / "count"
+    through = faulty(app, library, count=told)
+    ended = app.run(*SMALL_COMMITS, FLUSHES, through=through)
+    assert ended.code == 0, ended.err[-4000:]
+    return sum(map(int, told.read_text().split()))
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize(("points", "calls"), [(1, 1), (8, 0)])
+def test_a_volume_that_fails_at_any_call_costs_nothing(
+    app: App, library: Path, failure: str, points: int, calls: int
+) -> None:
+    chance = random.Random(f"{SEED} {failure} {points}")
+    app.produce(range(20, COUNT))
+    most = 60 if calls else calls_of(app, library)
+    done = COUNT
+    for number in range(points):
+        app.produce(range(done, done + COUNT))
+        done += COUNT
+        # For good, as a volume that is full; or for some calls only.
+        how_many = calls or chance.choice((0, 0, 1, 20))
+        after = chance.randrange(1, most) if number or calls else 1
+        through = faulty(
+            app, library, errno=getattr(errno, failure), after=after, **{"for": how_many}
+        )
+        ended = app.run(*SMALL_COMMITS, FLUSHES, through=through)
+        assert_foreseen(ended, HostFailure.exit_code)
+        assert_goes_on(app, done)
