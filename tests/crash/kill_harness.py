@@ -90,6 +90,7 @@ class Rig:
     pipeline: str = "tests.crash.pipeline:topology"
     options: Sequence[str] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
     is_poison: Callable[[int], bool] = lambda _number: False
     produced: int = 0
     expected: Counter[str] = field(default_factory=Counter)
@@ -150,6 +151,7 @@ class Rig:
         root = Path(__file__).resolve().parents[2]
         environment["PYTHONPATH"] = str(root)
         environment[PREFIX_VARIABLE] = self.topic_prefix
+        environment |= self.variables
         return processes.start(
             [str(STATESTORE), "run", "--json", *self.options, *self.command()],
             env=environment,

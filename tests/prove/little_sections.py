@@ -22,7 +22,7 @@ def holds(seed: int, deadline: Deadline) -> SectionResult:
     return SectionResult(
         tried={"dice": tried},
         planted=(Planted("a loaded die", ("chance",), 2),),
-        coverage=(Coverage("Dice by colour", ("red", "<blue>"), {"six": (1, 2)}, least=1),),
+        coverage=(Coverage("Dice by colour", ("red", "<blue>"), {"six": (1, None)}, least=1),),
         figures={"seed": str(seed), "budget": f"{deadline.seconds:.2f}"},
     )
 

@@ -46,7 +46,7 @@ class Report(msgspec.Struct, frozen=True):
         if not self.passes:
             broken = [it.name for it in self.sections if not it.verdict.passes]
             return f"It does not hold: {', '.join(broken)}."
-        return "It held: nothing was lost, nothing was doubled, and every planted defect was found."
+        return "It held: nothing was lost, nothing was doubled, and each planted defect was found."
 
     def harmed(self, harm: Harm) -> int:
         return sum(it.result.harmed(harm) for it in self.sections if it.result)

@@ -59,11 +59,14 @@ class Planted(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """How often what was tried with what; `least`: what each cell has to reach."""
+    """How often what was tried with what; None: what cannot be.
+
+    `least`: what each cell has to reach.
+    """
 
     title: str
     columns: tuple[str, ...]
-    rows: Mapping[str, tuple[int, ...]]
+    rows: Mapping[str, tuple[int | None, ...]]
     least: int = 0
 
     def short_of(self) -> list[str]:
@@ -72,7 +75,7 @@ class Coverage(msgspec.Struct, frozen=True):
             f"{row} x {column}: {number} of {self.least}"
             for row, cells in self.rows.items()
             for column, number in zip(self.columns, cells, strict=True)
-            if number < self.least
+            if number is not None and number < self.least
         ]
 
 

@@ -1,6 +1,7 @@
 """What runs the sections of the proof, and what the report says of them."""
 
 import json
+import multiprocessing
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,6 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from statestore.errors import Misuse
+from tests.builders import eventually
+from tests.prove import running
 from tests.prove.__main__ import main
 from tests.prove.little_sections import BREAKS, DIES, HANGS, HOLDS, LITTLE, NOTHING, RAISES
 from tests.prove.registry import SECTIONS
@@ -93,6 +96,14 @@ def test_the_page_names_planted_defects_with_the_rules_that_caught_them(report: 
     assert rows == [["a loaded die", "chance", "2"], ["a loaded die", "missed", "7"]]
 
 
+def test_the_page_shows_how_often_what_was_tried_with_what(report: Report) -> None:
+    tables = [it for it in page_of(report).iter("table") if it.get("class") == "coverage"]
+    rows = [[[text_of(cell) for cell in row] for row in table] for table in tables]
+    assert rows[0] == [["", "red", "<blue>"], ["six", "1", "-"]]
+    low = [text_of(cell) for cell in tables[1].iter("td") if cell.get("class") == "n low"]
+    assert low == ["1"]
+
+
 def test_the_page_says_what_was_tried_less_often_than_promised(report: Report) -> None:
     (short,) = [it for it in page_of(report).iter("ul") if it.get("class") == "short"]
     assert [text_of(it) for it in short] == ["dice: 3 of 4", "six x red: 1 of 2"]
@@ -133,13 +144,34 @@ def test_a_proof_that_tried_less_than_promised_is_no_failure(tmp_path: Path) -> 
     assert report_of((HOLDS, LITTLE), tmp_path).passes
 
 
-def test_a_section_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
-    (one,) = report_of((HANGS,), tmp_path, grace_s=2.0).sections
+def test_a_section_that_hangs_is_told_as_such(tmp_path: Path) -> None:
+    (one,) = report_of((HANGS,), tmp_path, grace_s=0.0).sections
     assert one.verdict is Verdict.FAILED
-    assert "hung" in one.failure
-    (pid,) = re.findall(r"child (\d+)", one.failure)
-    gone = not psutil.pid_exists(int(pid))
-    assert gone or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+    assert one.failure.startswith("it hung: 0 s after its time it was ended")
+
+
+def test_a_section_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = multiprocessing.get_context("spawn").Process(
+        target=running._alone, args=(HANGS, 1, 0.0, tmp_path / "result", log)
+    )
+    process.start()
+
+    def begun() -> bool:
+        return log.exists() and log.read_text().endswith("\n")
+
+    eventually(begun, "the section has started a child")
+    running._end(process)
+    assert not process.is_alive()
+    (pid,) = re.findall(r"child (\d+)", log.read_text())
+
+    def gone() -> bool:
+        try:
+            return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    eventually(gone, "the child has ended")
 
 
 def test_time_is_shared_and_what_is_left_over_goes_to_the_next(tmp_path: Path) -> None:

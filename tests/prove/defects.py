@@ -1,0 +1,149 @@
+"""Pipelines whose module puts a defect into the process that runs them: what rules have to find.
+
+A run imports the module of its pipeline, and the function named there makes the topology. Each
+function here plants its defect and then gives the pipeline of the kind that PROVE_KIND names.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as KafkaPartition
+
+import statestore as ss
+from statestore.faults import CrashPoint, reach
+from statestore.kafka import clients
+from statestore.kafka.outbox import TransactionalOutbox
+from statestore.model.batch import Batch
+from statestore.model.ids import TopicPartition
+from statestore.model.modes import ProcessingGuarantee
+from statestore.ports import Outbox
+from statestore.tasks import commit as commits
+from statestore.tasks import committer as committers
+from statestore.tasks.commit import Settle, TaskCommit
+from statestore.tasks.owned import OwnedStore
+from statestore.tasks.steps import Pause, Steps
+from statestore.topology.nodes import Forward
+from statestore.topology.processors.timers import TimerQueue
+from statestore.topology.windows.closing import Closed, Closing
+from tests.prove import kinds
+
+KIND = "PROVE_KIND"
+_WAIT_S = 60.0
+_PATCH = pytest.MonkeyPatch()  # the process ends with it
+_commit_task = commits.commit_task
+
+
+def none() -> ss.Topology:
+    """No defect: the pipeline alone."""
+    made: ss.Topology = getattr(kinds, os.environ[KIND])()
+    return made
+
+
+def store_before_the_log() -> ss.Topology:
+    """The stores commit first, the log after them."""
+
+    def mutated(
+        commit: TaskCommit,
+        stores: Sequence[OwnedStore],
+        outbox: Outbox,
+        _guarantee: ProcessingGuarantee,
+        settle: Settle,
+    ) -> Steps[None]:
+        for opened in stores:
+            commits._log_changes(opened, outbox, commit.stamp)
+        outbox.flush()
+        outbox.send_offsets(commit.offsets, commit.stamp.text())
+        yield Pause.ASKED
+        ends = outbox.ends()
+        for opened in stores:
+            opened.commit(opened.log.offset_after(ends, commit.offsets), commit.position())
+            opened._staged.make_durable()  # type: ignore[attr-defined]  # not of the port
+        reach(CrashPoint.COMMIT_OFFSETS_SENT)
+        commits._commit_log(outbox, commit, settle)
+
+    _PATCH.setattr(committers, "commit_task", mutated)
+    return none()
+
+
+def offsets_outside_the_transaction() -> ss.Topology:
+    """The input offsets follow the transaction, by a client of their own."""
+    consumer: list[Consumer] = []
+
+    def send_offsets(
+        outbox: TransactionalOutbox, offsets: Mapping[TopicPartition, int], metadata: str
+    ) -> None:
+        if not consumer:
+            servers = outbox._settings.bootstrap_servers
+            consumer.append(Consumer({"bootstrap.servers": servers, "group.id": outbox._group_id}))
+        sent = [KafkaPartition(*tp, at, metadata) for tp, at in offsets.items()]
+        consumer[0].commit(offsets=sent, asynchronous=False)
+
+    def mutated(
+        commit: TaskCommit,
+        stores: Sequence[OwnedStore],
+        outbox: Outbox,
+        guarantee: ProcessingGuarantee,
+        settle: Settle,
+    ) -> Steps[None]:
+        yield from _commit_task(commit, stores, _WithoutOffsets(outbox), guarantee, settle)
+        reach(CrashPoint.COMMIT_LOG_DONE)
+        assert isinstance(outbox, TransactionalOutbox)
+        send_offsets(outbox, commit.offsets, commit.stamp.text())
+
+    _PATCH.setattr(committers, "commit_task", mutated)
+    return none()
+
+
+@dataclass(frozen=True)
+class _WithoutOffsets:
+    """An outbox that forgets the offsets it is given."""
+
+    outbox: Outbox
+
+    def send_offsets(self, _offsets: Mapping[TopicPartition, int], _metadata: str) -> None:
+        return
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.outbox, name)
+
+
+def dirty_reader() -> ss.Topology:
+    """Runs read records of transactions that are open or were aborted."""
+    _PATCH.setitem(clients._CONSUMER_FIXED, "isolation.level", "read_uncommitted")
+    return none()
+
+
+def timer_fired_twice() -> ss.Topology:
+    """Every hundredth timer calls its processor twice."""
+    fire: Callable[..., None] = TimerQueue._fire_one
+    fired = 0
+
+    def mutated(queue: TimerQueue, line: Any, row: bytes) -> None:
+        nonlocal fired
+        fired += 1
+        fire(queue, line, row)
+        if fired % 100 == 0:
+            fire(queue, line, row)
+
+    _PATCH.setattr(TimerQueue, "_fire_one", mutated)
+    return none()
+
+
+def window_emitted_twice() -> ss.Topology:
+    """A process that has begun anew emits the windows again that its first records close."""
+    emit: Callable[..., None] = Closing.emit
+    begun: set[int] = set()
+
+    def mutated(windows: Closing, closed: Iterable[Closed], batch: Batch, forward: Forward) -> None:
+        found = list(closed)
+        emit(windows, found, batch, forward)
+        if found and id(windows) not in begun:
+            begun.add(id(windows))
+            emit(windows, found, batch, forward)
+
+    _PATCH.setattr(Closing, "emit", mutated)
+    return none()
