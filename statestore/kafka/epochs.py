@@ -5,7 +5,8 @@ acts on another transaction of the same epoch if it arrives during that one. The
 transactions share an epoch. Opening a transactional id with a new client gives a new epoch. The
 broker refuses this until it has finished the id's last transaction; after that, it takes one or two
 round trips. A stream task therefore uses two ids in turn: while one carries a transaction, the
-other is opened again in the background.
+other is opened again in the background, at the latest before the offsets of that transaction are
+sent.
 
 An owner that was replaced without noticing may also open an id again. This does no harm:
 transaction n always uses id n mod 2, and after an id was opened for transaction n, the group's
@@ -102,6 +103,19 @@ class Epochs:
         except Unavailable:
             self._open(index, self._turns[index])
             raise
+
+    def wait_opened(self) -> None:
+        """Wait until the ids of earlier transactions are open again, or raise the first error.
+
+        Until then the broker takes late requests of the last transaction: offsets and an end,
+        repeated in this order, would commit its offsets again, over those of the next one.
+        """
+        for index, opening in list(self._openings.items()):
+            try:
+                opening.result()
+            except Unavailable:
+                self._open(index, self._turns[index])
+                raise
 
     def spent(self, number: int, sender: Sender, turn: Turn) -> None:
         """Close the producer of the ended transaction `number`; with two ids, open its id again."""

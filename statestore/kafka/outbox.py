@@ -175,9 +175,17 @@ class TransactionalOutbox:
         """Do nothing: librdkafka sends in the background."""
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
-        """Add the group's input offsets to the transaction."""
+        """Add the group's input offsets to the transaction.
+
+        First the last transaction's id is open again: no late request commits its offsets again.
+        """
         current, doing = self._ready(), f"send input offsets to group {self._group_id}"
         assert self._group is not None, "an outbox without a group has no inputs"
+        try:
+            self._epochs.wait_opened()
+        except Fenced as fenced:
+            self._fenced = fenced
+            raise
         member, joining = self._group.member(), _with_metadata(offsets, metadata)
         client, timeout_s, since_s = current.sender.client, self._timeout_s, monotonic()
         try:

@@ -8,10 +8,14 @@ STATESTORE_FAULT_SEED=77 pytest tests/kafka/test_late_messages.py -k one_seed -s
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 
 import pytest
 
 import statestore as ss
+from statestore.errors import Unavailable
+from statestore.kafka.epochs import Epochs
+from statestore.kafka.groups import GroupClient
 from statestore.kafka.outbox import TransactionalOutbox
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import KafkaClient
@@ -23,7 +27,7 @@ from tests.kafka.fault_schedules import FaultPlan, Order, Story, stories_of
 from tests.kafka.log_evidence import settled_logs
 from tests.kafka.run_pipelines import PREFIX_VARIABLE, counts_by_key
 from tests.kafka.run_rig import App
-from tests.kafka.wire import Api
+from tests.kafka.wire import Api, Request
 from tests.one_epoch import switch_off_epochs
 from tests.tiers import commit_seed
 
@@ -184,6 +188,52 @@ def test_a_late_request_without_a_moment_arrives_at_release(
     assert len(proxy.trace(app.name)) == 1
     proxy.release(app.name)
     assert proxy.trace(app.name)[1].endswith("arrives at the end: answered")
+
+
+@pytest.mark.parametrize("waits", [True, pytest.param(False, marks=pytest.mark.thorough)])
+def test_late_offsets_and_their_late_end_do_not_take_the_next_commit_back(
+    app: App, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, *, waits: bool
+) -> None:
+    """The id that carried them is not open again: with its epoch the broker takes all three."""
+    if not waits:
+        monkeypatch.setattr(Epochs, "wait_opened", lambda _epochs: None)
+    where = {"bootstrap.servers": proxy.address, "default.api.timeout.ms": 3_000}
+    settings = Settings.from_mapping(app.run_settings(**where))
+    first, tp = f"{app.name}-x-2", TopicPartition(f"{app.name}-in", 0)
+    repeated = {Api.ADD_OFFSETS_TO_TXN, Api.TXN_OFFSET_COMMIT, Api.END_TXN}
+
+    def plan(request: Request) -> Fault | None:
+        if request.transactional_id != first:
+            return None
+        if request.api == Api.INIT_PRODUCER_ID:
+            return Fault(Action.CUT)
+        return Fault(Action.REPEAT) if request.api in repeated else None
+
+    direct = GroupClient(Settings.from_mapping(app.run_settings()), app.name)
+    ids = [f"{app.name}-x", first]
+    outbox = TransactionalOutbox(settings, transactional_ids=ids, group_id=app.name)
+    with closing(direct) as group, closing(outbox):
+        outbox.open()
+        proxy.follow(app.name, plan)
+        committed = 0
+        with suppress(Unavailable):
+            for number in (1, 2):
+                outbox.begin(number)
+                outbox.send(Records(f"{app.name}-out", [b"k"], [b"%d" % number], [1]))
+                outbox.flush()
+                outbox.send_offsets({tp: number}, "")
+                outbox.commit()
+                committed = number
+        assert committed == (1 if waits else 2)
+        (before,) = group.committed([tp])  # no transaction holds it any more
+        assert before.offset == committed
+        proxy.release(app.name)
+        late = [told for told in proxy.trace(app.name) if "arrives at the end" in told]
+        assert len(late) == len(repeated)
+        assert all(told.endswith((": answered", " code 0")) for told in late), late
+        (after,) = group.committed([tp])
+        proxy.follow(app.name, None)
+    assert after.offset == 1
 
 
 FIRST = [Fault(Action.CUT), Fault(Action.SWALLOW, Of.ANSWER)]
