@@ -31,10 +31,10 @@ Report = Callable[[KafkaError | None, Message], None]
 _ANY_PARTITION = -1
 _ROOM_S = 0.05
 # How long closing a client waits for the answers to its last requests, and how long a separate
-# thread waits after that: longer than librdkafka itself does. The semaphore bounds the threads.
+# thread waits after that: longer than librdkafka itself does. There are as many such threads as
+# transactions were open when brokers fell silent; a client has more threads of its own than that.
 _ANSWERED_S = 0.5
 _ANSWERED_AT_LAST_S = 60.0
-_CLOSED_LATER = threading.BoundedSemaphore(16)
 # The client treats 0 as "now", so a record of time 0 gets the next millisecond.
 _EPOCH_MS = 1
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
@@ -157,17 +157,14 @@ class Sender:
         """
         if self._in_transaction:
             self._leave_transaction()
-            if not self._requests_end(_ANSWERED_S) and _CLOSED_LATER.acquire(blocking=False):
+            if not self._requests_end(_ANSWERED_S):
                 threading.Thread(target=self._close_later, name="close client", daemon=True).start()
                 return
         self._destroy()
 
     def _close_later(self) -> None:
-        try:
-            self._requests_end(_ANSWERED_AT_LAST_S)
-            self._destroy()
-        finally:
-            _CLOSED_LATER.release()
+        self._requests_end(_ANSWERED_AT_LAST_S)
+        self._destroy()
 
     def _destroy(self) -> None:
         """Drop the client without its own close, which aborts a transaction and waits endlessly.

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
 
@@ -50,11 +51,11 @@ def assert_lived(process: Process) -> None:
     assert process.returncode == 0, errors[-4000:]
 
 
-def begun(app: App, proxy: FaultProxy) -> Sender:
+def begun(app: App, proxy: FaultProxy, name: str | None = None) -> Sender:
     """A client in a transaction of its own."""
     where = {"bootstrap.servers": proxy.address, "producer.socket.timeout.ms": 2_000}
     settings = Settings.from_mapping(app.run_settings(**where))
-    sender = Sender(settings, {"transactional.id": f"{app.name}-x"}, Trouble())
+    sender = Sender(settings, {"transactional.id": name or f"{app.name}-x"}, Trouble())
     sender.client.init_transactions(DEADLINE_S)
     sender.begin()
     return sender
@@ -130,3 +131,25 @@ def test_a_thread_closes_the_client_that_waits_for_an_answer(app: App, proxy: Fa
     sender.close()
     assert len(closers()) == 1
     eventually(lambda: not closers(), "the client gives up the request", DEADLINE_S)
+
+
+@pytest.mark.thorough
+def test_no_client_of_many_is_destroyed_while_it_waits_for_an_answer(
+    app: App, proxy: FaultProxy
+) -> None:
+    """A 17th one used to be: destroyed within a transaction, a client may end the process."""
+    many = 20
+    senders = [begun(app, proxy, f"{app.name}-{number}") for number in range(many)]
+    clients = [sender.client for sender in senders]
+    lost = Fault(Action.SWALLOW, Of.ANSWER)
+    proxy.follow(app.name, lambda request: lost if request.api == Api.PRODUCE else None)
+    for sender in senders:
+        send_one(sender, app)
+    eventually(lambda: len(proxy.trace(app.name)) >= many, "all have sent", DEADLINE_S)
+    with ThreadPoolExecutor(many) as pool:
+        for done in [pool.submit(sender.close) for sender in senders]:
+            done.result()
+    waiting = sum(len(client) > 0 for client in clients)
+    assert len(closers()) == waiting > 16
+    proxy.follow(app.name, None)
+    eventually(lambda: not closers(), "the clients give up their requests", DEADLINE_S)
