@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any, dataclass_transform
 
 from statestore.model.records import (
@@ -19,6 +19,9 @@ from statestore.model.records import (
 )
 
 _RECORD: Callable[[tuple[Any, ...]], Record[Any, Any]] = partial(tuple.__new__, Record)
+_FIELDS = ("key", "value", "timestamp_ms", "headers")
+_BY_NAME: tuple[Callable[[Any], Any], ...] = tuple(map(attrgetter, _FIELDS))
+_BY_PLACE: tuple[Callable[[Any], Any], ...] = tuple(map(itemgetter, range(len(_FIELDS))))
 
 
 class LazyColumn(Sequence[T]):
@@ -355,11 +358,13 @@ class Batch:
     ) -> "Batch":
         """Return a batch of decoded records."""
         rows = list(records)
-        headers = list(map(attrgetter("headers"), rows))
+        # By place, which takes half as long as by name.
+        getters = _BY_PLACE if set(map(type, rows)) == {Record} else _BY_NAME
+        keys, values, times, headers = (list(map(get, rows)) for get in getters)
         return cls(
-            keys=Column(objects=list(map(attrgetter("key"), rows))),
-            values=Column(objects=list(map(attrgetter("value"), rows))),
-            timestamps=list(map(attrgetter("timestamp_ms"), rows)),
+            keys=Column(objects=keys),
+            values=Column(objects=values),
+            timestamps=times,
             headers=headers if any(headers) else None,
             stream_times=stream_times,
         )

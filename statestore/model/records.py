@@ -75,22 +75,23 @@ class Record(NamedTuple, Generic[K_co, V_co]):
         value: Any = _UNCHANGED,
         timestamp_ms: Any = _UNCHANGED,
         headers: Any = _UNCHANGED,
-        **others: Any,
+        topic: Any = _UNCHANGED,
+        partition: Any = _UNCHANGED,
+        offset: Any = _UNCHANGED,
     ) -> "Record[Any, Any]":
         """Return a copy of this record with some fields changed; times are in ms since 1970."""
         # `_replace` takes four times as long, and processors call this for each record.
-        old_key, old_value, old_ms, old_headers, topic, partition, offset = self
+        old_key, old_value, old_ms, old_headers, old_topic, old_partition, old_offset = self
         made = (
             old_key if key is _UNCHANGED else key,
             old_value if value is _UNCHANGED else value,
             old_ms if timestamp_ms is _UNCHANGED else timestamp_ms,
             old_headers if headers is _UNCHANGED else headers,
-            topic,
-            partition,
-            offset,
+            old_topic if topic is _UNCHANGED else topic,
+            old_partition if partition is _UNCHANGED else partition,
+            old_offset if offset is _UNCHANGED else offset,
         )
-        copy: Record[Any, Any] = _new_tuple(type(self), made)
-        return copy._replace(**others) if others else copy
+        return _new_tuple(type(self), made)
 
 
 class VersionedRecord(NamedTuple, Generic[V_co]):

@@ -5,10 +5,10 @@ only while that opens a snapshot; a reader waits for the owner no longer than on
 takes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import starmap
-from typing import ClassVar, Generic, overload
+from typing import Any, ClassVar, Generic, overload
 
 from statestore import serdes
 from statestore.errors import Misuse
@@ -175,8 +175,11 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
         self.spec = spec
         self._plain_keys = spec.key_serde is serdes.BYTES
         self._plain_values = spec.value_serde is serdes.BYTES
-        self._read_value, self._write_value = self._codec.read_value, self._codec.value
+        self._read_value, self._serialize = self._codec.read_value, spec.value_serde.serialize
         self._put, self._get = self.table.put, self.table.get
+        # Of rows that expire, only their table knows which are still there.
+        shown = type(self.table) is StagedTable
+        self._pending: Mapping[bytes, bytes | None] = self.table.staged_rows if shown else {}
         self._metrics = staged.metrics
 
     # These reads are counted and skip the partitions; all others are those of the reader.
@@ -188,9 +191,13 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
     def get(self, key: K, default: V | None = None) -> V | None:
         """Return the value, looking at pending writes first, or `default`."""
         self._metrics.gets += 1
-        plain = self._plain_keys and type(key) is bytes
-        value = self._get(key if plain else self._codec.key(key))  # type: ignore[arg-type]
-        return default if value is None else self._read_value(value)
+        data: Any = key if self._plain_keys and type(key) is bytes else self._codec.key(key)
+        value = self._pending.get(data)
+        if value is None:
+            value = self._get(data)
+            if value is None:
+                return default
+        return self._read_value(value)
 
     def __contains__(self, key: K) -> bool:
         self._metrics.gets += 1
@@ -205,11 +212,16 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
     def put(self, key: K, value: V | None) -> None:
         """Stage one write; None deletes."""
         # This path is short, because callers that put one by one wait for nothing else.
-        if self._plain_keys and type(key) is bytes:
-            plain = self._plain_values and type(value) is bytes
-            self._put(key, value if plain else self._write_value(value))  # type: ignore[arg-type]
-        else:
-            self._put(self._codec.key(key), self._write_value(value))
+        row: Any = key if self._plain_keys and type(key) is bytes else self._codec.key(key)
+        data: Any = value
+        if value is None or (self._plain_values and type(value) is bytes):
+            self._put(row, data)
+            return
+        try:
+            data = self._serialize(value)
+        except Exception:  # noqa: BLE001  # once more, for the error that names the store
+            data = self._codec.value(value)
+        self._put(row, data)
 
     def put_all(self, pairs: Iterable[tuple[K, V | None]]) -> None:
         """Stage many writes; the last of a key wins.

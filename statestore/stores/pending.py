@@ -83,10 +83,11 @@ class UndoLog(list[tuple[bytes, T | Missing]]):
 class Overlay:
     """Pending puts and deletes (None) of one table: a dict over the engine, in order if asked.
 
-    `entries` stays the same object for the life of the overlay.
+    `entries` stays the same object for the life of the overlay. `is_plain`: no delete is pending
+    and no savepoint is open, so that a put has nothing to note but the row and its size.
     """
 
-    __slots__ = ("_sorted", "_undo", "deletes", "entries", "size_bytes")
+    __slots__ = ("_sorted", "_undo", "deletes", "entries", "is_plain", "size_bytes")
 
     def __init__(self) -> None:
         self.entries: Entries = {}
@@ -94,26 +95,31 @@ class Overlay:
         self.deletes = 0
         self._sorted: SortedList = SortedList()
         self._undo: UndoLog[bytes | None] | None = None
+        self.is_plain = True
 
     def put(self, key: bytes, value: bytes | None) -> None:
         """Stage one write."""
-        if value is None or self.deletes or self._undo is not None:
-            self._put_any(key, value)
-            return
-        # No delete is pending, so a key without a value is not pending.
-        entries = self.entries
-        old = entries.get(key)
-        if old is None:
-            self.size_bytes += len(key) + len(value) + ENTRY_COST
+        old = self.entries.get(key, MISSING)
+        if self._undo is not None:
+            self._undo.append((key, old))
+        if isinstance(old, Missing):
+            self.size_bytes += len(key) + ENTRY_COST
+        elif old is not None:
+            self.size_bytes -= len(old)
         else:
-            self.size_bytes += len(value) - len(old)
-        entries[key] = value
+            self.deletes -= 1
+        if value is not None:
+            self.size_bytes += len(value)
+        else:
+            self.deletes += 1
+            self.is_plain = False
+        self.entries[key] = value
 
     def put_all(self, writes: Writes) -> None:
         """Stage many writes in one pass."""
         if self._undo is not None or len(writes) < 16:
             for key, value in writes.items():
-                self._put_any(key, value)
+                self.put(key, value)
             return
         entries = self.entries
         known = entries.keys() & writes.keys()
@@ -121,6 +127,7 @@ class Overlay:
         self.size_bytes += sum(map(len, filter(None, writes.values())))
         if not all(writes.values()):
             self.deletes += list(writes.values()).count(None)
+            self.is_plain = not self.deletes
         for key in known:
             self.size_bytes -= len(key)
             old = entries[key]
@@ -135,6 +142,7 @@ class Overlay:
         self.entries.clear()
         self._sorted = SortedList()
         self._undo = None
+        self.is_plain = True
         self.size_bytes = 0
         self.deletes = 0
 
@@ -161,6 +169,7 @@ class Overlay:
         """Return the number of changes in the undo log."""
         if self._undo is None:
             self._undo = UndoLog()
+            self.is_plain = False
         return len(self._undo)
 
     def go_back(self, mark: int) -> None:
@@ -184,22 +193,7 @@ class Overlay:
     def forget_marks(self) -> None:
         """Stop keeping an undo log."""
         self._undo = None
-
-    def _put_any(self, key: bytes, value: bytes | None) -> None:
-        old = self.entries.get(key, MISSING)
-        if self._undo is not None:
-            self._undo.append((key, old))
-        if isinstance(old, Missing):
-            self.size_bytes += len(key) + ENTRY_COST
-        elif old is not None:
-            self.size_bytes -= len(old)
-        else:
-            self.deletes -= 1
-        if value is not None:
-            self.size_bytes += len(value)
-        else:
-            self.deletes += 1
-        self.entries[key] = value
+        self.is_plain = not self.deletes
 
     def _sort(self) -> None:
         # A dict keeps its order, so the keys that are not yet sorted are its last.

@@ -88,6 +88,14 @@ class RowTimes:
     def size_bytes(self) -> int:
         return _COST * len(self._pending)
 
+    @property
+    def unkept(self) -> dict[bytes, int] | None:
+        """The pending times by row, if no time is kept as a row: what `note_one` writes into.
+
+        It stays the same object, and may be written to while no savepoint is open.
+        """
+        return None if self._kept else self._pending
+
     def note(self, keys: Collection[bytes], times: list[int] | None = None) -> None:
         """Note the time of each of these writes and deletes; None: all have the time of `clock`."""
         if times is None:

@@ -12,7 +12,6 @@ Keeps I24.
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import length_hint
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -204,11 +203,6 @@ class _Stamps:
             known = zip(rows, table.times_of(rows), strict=True)
             self._times = {row: time for row, time in known if time is not None}
 
-    @property
-    def in_order(self) -> bool:
-        """Whether the time of each record is the latest of its row."""
-        return self._times is None
-
     def next(self, row: bytes, time: int, *, is_new: bool = False) -> int:
         """Return the time of a row after a record of this time; `is_new`: it had no row before."""
         times = self._times
@@ -219,15 +213,24 @@ class _Stamps:
         return time
 
     def of_rows(
-        self, rows: list[bytes], times: list[int], stored: Mapping[bytes, bytes | None]
+        self,
+        rows: list[bytes],
+        times: list[int],
+        stored: Mapping[bytes, bytes | None],
+        begun: Iterable[int],
     ) -> dict[bytes, int]:
-        """Return the time of each row after records of these times, none of which ends a row."""
+        """Return the time of each row after records of these rows and times.
+
+        `begun`: the places in these lists of the records before which there was no row, if any
+        record ended one.
+        """
         if self._times is None:
             return dict(zip(rows, times, strict=True))
         found = {row: time for row, time in self._times.items() if stored[row] is not None}
-        for row, time in zip(rows, times, strict=True):
+        anew = set(begun)
+        for place, (row, time) in enumerate(zip(rows, times, strict=True)):
             known = found.get(row)
-            if known is None or time > known:
+            if known is None or time > known or place in anew:
                 found[row] = time
         return found
 
@@ -308,17 +311,15 @@ class _Folding:
             for row, old in stored.items()
         }
         stamps = _Stamps(table, unique, batch.timestamps)
-        if not self.how.every_update and self._many(found, folded):
-            times = stamps.of_rows(found.rows, found.times_of(batch), stored)
-        elif self.how.every_update or not stamps.in_order:
+        if self.how.every_update:
             noted = _Noted(self.how, stamps, batch, stored)
             self._step_all(batch, found, folded, noted)
-            if self.how.every_update:
-                return noted.running, noted.times, noted.updates
-            times = noted.times
+            return noted.running, noted.times, noted.updates
+        if self._many(found, folded):
+            begun: list[int] = []
         else:
-            self._step_all(batch, found, folded, None)
-            times = dict(zip(found.rows, found.times_of(batch), strict=True))
+            begun = self._step_all(batch, found, folded, None)
+        times = stamps.of_rows(found.rows, found.times_of(batch), stored, begun)
         last = dict(zip(found.rows, found.places, strict=True))
         after = dict(
             zip(folded, self._encoded([one.value for one in folded.values()]), strict=True)
@@ -344,26 +345,35 @@ class _Folding:
         found: "_Found",
         folded: "dict[bytes, _Folded]",
         noted: "_Noted | None",
-    ) -> None:
-        """Call the function for each record, in order; `noted` takes in what each has made."""
+    ) -> list[int]:
+        """Call the function for each record, in order; `noted` takes in what each has made.
+
+        Return the places among the records of those before which there was no row.
+        """
         initial, step, *_ = self.how.fold
-        stable = self.how.fold.stable
+        stable, places = self.how.fold.stable, found.places
         unchanged = serdes.unchanged(self.how.spec.value_serde)
+        begun: list[int] = []
 
         def fold(ahead: Iterator[Any]) -> None:
-            for value, one in zip(ahead, map(folded.__getitem__, found.rows), strict=True):
+            rows = map(folded.__getitem__, found.rows)
+            for at, (value, one) in enumerate(zip(ahead, rows, strict=True)):
                 old = one.value
                 if one.made_at is not None:
                     data = None if noted is None else noted.running[one.row]
                     old = self._reread(batch, one.made_at, old, data)
-                new = step(one.name, value, initial() if old is None else old)
+                is_new = old is None
+                if is_new:
+                    begun.append(at)
+                    old = initial()
+                new = step(one.name, value, old)
                 if noted is not None:
-                    noted.add(found.place_before(ahead), one.row, new, is_new=old is None)
+                    noted.add(places[at], one.row, new, is_new=is_new)
                 one.value = new
-                kept = stable or type(new) in unchanged
-                one.made_at = None if kept else found.place_before(ahead)
+                one.made_at = None if stable or type(new) in unchanged else places[at]
 
-        each(self.how.node, batch, found.values, fold, place_of=found.places.__getitem__)
+        each(self.how.node, batch, found.values, fold, place_of=places.__getitem__)
+        return begun
 
     def _reread(self, batch: Batch, place: int, value: Any, data: bytes | None) -> Any:
         """Return the value that the record at `place` made, as the store would give it back."""
@@ -404,10 +414,6 @@ class _Found(NamedTuple):
     values: list[Any]
     places: Sequence[int]
 
-    def place_before(self, ahead: "Iterator[Any]") -> int:
-        """Return the place of the record whose value the iterator gave last."""
-        return self.places[len(self.values) - length_hint(ahead) - 1]
-
     def times_of(self, batch: Batch) -> list[int]:
         """Return the times of these records."""
         times = batch.timestamps
@@ -415,7 +421,7 @@ class _Found(NamedTuple):
 
 
 class _Noted:
-    """What is noted of each record that is folded: the time of its row and, if told, its update."""
+    """What is noted where each record tells what it changed: the times of rows, and updates."""
 
     def __init__(
         self,
@@ -426,9 +432,7 @@ class _Noted:
     ) -> None:
         self.times: dict[bytes, int] = {}
         self.updates = Updates.none()
-        self.running: dict[bytes, bytes | None] = (
-            dict(stored) if how.every_update else dict.fromkeys(stored)
-        )
+        self.running = dict(stored)
         self._how = how
         self._stamps = stamps
         self._came = batch.timestamps
@@ -436,10 +440,9 @@ class _Noted:
     def add(self, place: int, row: bytes, new: Any, *, is_new: bool) -> None:
         """Note what the record at `place` made of a row; `is_new`: there was none."""
         time = self.times[row] = self._stamps.next(row, self._came[place], is_new=is_new)
-        if self._how.every_update:
-            data = self._how.encode(new)
-            self.updates.add(place, time, row, data, self.running[row])
-            self.running[row] = data
+        data = self._how.encode(new)
+        self.updates.add(place, time, row, data, self.running[row])
+        self.running[row] = data
 
 
 def _with_values(
