@@ -6,7 +6,7 @@ CHECKS := check-types check-layers check-format check-lint check-spelling check-
 # Hundreds of short processes import the same modules: they compile them once, whatever the caller's
 # environment says.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all docs drill prove bench bench-peers lock advisories images wheel release-check clean
+.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all docs drill prove bench bench-peers bench-turns lock advisories images wheel release-check clean
 
 BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
@@ -96,6 +96,10 @@ bench: setup ## measure stores and tasks; figures go to .scratch/bench
 bench-peers: setup ## the same three jobs by Kafka Streams, Flink, Spark and others (PEERS=, JOBS=, RECORDS=, ROUNDS=)
 	@$(BIN)/python -m tests.bench.bench_peers $(if $(PEERS),--peers "$(PEERS)") $(if $(JOBS),--jobs "$(JOBS)") \
 	  $(if $(RECORDS),--records $(RECORDS)) $(if $(ROUNDS),--rounds $(ROUNDS))
+
+bench-turns: setup ## CPU a record beside another commit, in turns (BASE=, JOBS=, TURNS=, RECORDS=)
+	@$(BIN)/python -m tests.bench.bench_turns --base "$(BASE)" $(if $(JOBS),--jobs "$(JOBS)") \
+	  $(if $(TURNS),--turns $(TURNS)) $(if $(RECORDS),--records $(RECORDS))
 
 lock: setup ## resolve requirements/lock.txt again from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --all-extras \

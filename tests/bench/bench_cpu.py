@@ -86,12 +86,13 @@ def running(job: str, settings: dict[str, object], broker: int) -> Used:
     return done.since(began).since(Used.now(broker).since(done))
 
 
-def in_child(topics: Mapping[str, str], **order: object) -> Used:
-    """One measurement in a process of its own."""
+def in_child(topics: Mapping[str, str], tree: Path = ROOT, **order: object) -> Used:
+    """One measurement in a process of its own, by the library in the folder `tree`."""
+    order["tree"] = str(tree)
     made = subprocess.run(
         [sys.executable, "-m", "tests.bench.bench_cpu", "--child", json.dumps(order)],
-        cwd=ROOT,
-        env={**os.environ, **topics},
+        cwd=tree,
+        env={**os.environ, **topics, "PYTHONPATH": str(tree)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -152,6 +153,8 @@ def main(
     """Measure what each job takes of a processor."""
     if child is not None:
         order = json.loads(child)
+        # An installed library must not be taken for the one to measure.
+        assert Path(ss.__file__).is_relative_to(order.pop("tree")), ss.__file__
         click.echo(json.dumps(running(**order) if "settings" in order else bare(**order)))
         return
     bench = Bench("bench_cpu")

@@ -1,0 +1,120 @@
+"""CPU a record beside another commit, in turns: what a change gained or lost on a busy machine.
+
+    make bench-turns BASE=439dd16c                      all jobs, three turns
+    make bench-turns BASE=439dd16c JOBS=counting,sessions TURNS=5 RECORDS=200000
+
+`BASE` is unpacked into a scratch folder, and its C is compiled there. The pipelines are those of
+this tree, so that both run the same jobs. A turn is one process for each of the two, over one real
+broker, one right after the other, and the next turn begins with the other one. What a second run
+over nothing takes is taken off, as in `bench_cpu`. A quotient below 1 is a gain over BASE.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Final
+
+import click
+
+from statestore.testing.local_kafka import LocalKafka
+from tests.bench import pipelines
+from tests.bench.bench_cpu import JOBS, NOISE, OBJECT_ROWS, OBJECTS, OUTPUT, ROWS, in_child
+from tests.bench.harness import ROOT, Bench, scratch
+from tests.bench.topic_children import CUSTOMERS, KEYS, ORDERS, PARTITIONS, fill
+
+GUARDED: Final = ("counting", "enriching", "per_record", "sessions", "joining", "versions")
+"""The jobs that `make bench-guard` counts, by their names in `bench_cpu`."""
+_BUILD: Final = "from setuptools import setup; setup()"
+
+
+def unpacked(base: str, folder: Path) -> Path:
+    """Put the library of a commit, with the benchmarks of this tree, into a folder; return it."""
+    packed = subprocess.run(
+        ["git", "-c", "safe.directory=*", "archive", base],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if packed.returncode:
+        why = packed.stderr.decode(errors="replace").strip()
+        raise click.BadParameter(f"{base!r} is no commit of this repository: {why}")
+    tree = folder / "base"
+    with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
+        archive.extractall(tree, filter="data")
+    shutil.rmtree(tree / "tests" / "bench", ignore_errors=True)
+    shutil.copytree(ROOT / "tests" / "bench", tree / "tests" / "bench")
+    if list(tree.glob("statestore/**/*.c")):
+        command = [sys.executable, "-c", _BUILD, "--quiet", "build_ext", "--inplace"]
+        subprocess.run(command, cwd=tree, check=True)
+    return tree
+
+
+def measure(
+    bench: Bench, kafka: LocalKafka, trees: tuple[Path, Path], jobs: Sequence[str], sizes: "Sizes"
+) -> None:
+    """Run each job by both trees, base first, in turns; the quotient is this tree's of base's."""
+    turns, records = sizes
+    for job in jobs:
+        topics = {
+            pipelines.INPUT_VARIABLE: JOBS[job].records,
+            pipelines.TABLE_VARIABLE: JOBS[job].table,
+            pipelines.OUTPUT_VARIABLE: OUTPUT,
+        }
+        used: dict[Path, list[float]] = {tree: [] for tree in trees}
+        for turn in range(turns):
+            # Who comes first finds other caches.
+            for tree in trees if turn % 2 == 0 else reversed(trees):
+                with scratch() as folder:
+                    settings = {
+                        "application.id": f"turns-{job}-{turn}-{trees.index(tree)}",
+                        "bootstrap.servers": kafka.bootstrap_servers,
+                        "state.dir": str(folder),
+                        "processing.guarantee": "exactly_once",
+                    }
+                    order = {"job": job, "settings": settings, "broker": kafka.pid()}
+                    took = in_child(topics, tree, **order)
+                used[tree].append(1e6 * took.ours / records)
+        base, now = (used[tree] for tree in trees)
+        bench.add(f"{job}, CPU a record, base", "us", base)
+        bench.add(f"{job}, CPU a record, now", "us", now)
+        bench.ratios(f"{job}, now / base", now, base)
+
+
+Sizes = tuple[int, int]
+"""How many turns, and of how many records."""
+
+
+@click.command()
+@click.option("--base", required=True, metavar="COMMIT", help="What to compare this tree with.")
+@click.option("--jobs", default=",".join(GUARDED), show_default=True)
+@click.option("--turns", default=3, show_default=True)
+@click.option("--records", default=300_000, show_default=True)
+def main(base: str, jobs: str, turns: int, records: int) -> None:
+    """Compare what jobs take of a processor with what they took at another commit."""
+    chosen = jobs.split(",")
+    if unknown := sorted(set(chosen) - set(JOBS)):
+        raise click.BadParameter(f"no such jobs: {', '.join(unknown)}; known: {', '.join(JOBS)}")
+    bench = Bench("bench_turns")
+    with scratch() as folder, LocalKafka() as kafka:
+        tree = unpacked(base, folder)
+        for topic in (NOISE, OBJECTS, ROWS, OBJECT_ROWS, OUTPUT):
+            kafka.create_topic(topic, partitions=PARTITIONS)
+        servers = kafka.bootstrap_servers
+        fill(servers, ROWS, KEYS, distinct_from=0)
+        fill(servers, OBJECT_ROWS, KEYS, distinct_from=0, objects=CUSTOMERS)
+        fill(servers, NOISE, records)
+        fill(servers, OBJECTS, records, objects=ORDERS)
+        bench.notes["base"] = base
+        measure(bench, kafka, (tree, ROOT), chosen, (turns, records))
+    bench.finish()
+    loads = f"{min(bench.load_average):.1f} to {max(bench.load_average):.1f}"
+    click.echo(f"base {base}; {os.cpu_count()} cores, load average {loads}")
+
+
+if __name__ == "__main__":
+    main()
