@@ -4,7 +4,7 @@ The nodes have the names of those that take functions, so one can take the other
 deployed topology.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from statestore.topology.expressions import WHOLE, Expressions
 from statestore.topology.failures import InArrow
 from statestore.topology.flows import Flow
 from statestore.topology.nodes import Build, Forward, NodeContext, Push
+from statestore.topology.operators import hand_out
 
 _KEYS: Final[tuple[tuple[type, Serde[Any]], ...]] = (
     (str, serdes.STRING),
@@ -42,9 +43,7 @@ def filtered(
     Misuse if it gives no booleans.
     """
     where, serde, given = _place(verb, name), flow.value_serde, {WHOLE: predicate}
-    made = Expressions(where, serde, given)
-    if made.types[WHOLE] != pl.Boolean:
-        raise Misuse(f"{where}: {predicate} is {made.types[WHOLE]}, want Boolean: compare it")
+    made = _predicate(where, serde, predicate)
 
     def make(node: str) -> Build:
         def build(_context: NodeContext, forward: Forward) -> Push:
@@ -62,6 +61,45 @@ def filtered(
 
     text = str(made) if keeps else f"not {made}"
     return flow.same(flow.add("KSTREAM-FILTER", name, make, says=text))
+
+
+def parting(
+    flow: Flow, where: str, predicates: Sequence[Any], children: Sequence[str | None]
+) -> tuple[Callable[[str], Build], str]:
+    """Return what builds a node like `operators.branched`, by expressions, and its text.
+
+    Misuse if one of them gives no booleans. As a function is not called for a record that an
+    earlier branch has, an expression is not computed for it either.
+    """
+    serde = flow.value_serde
+    text = "; ".join(str(_predicate(where, serde, one)) for one in predicates)
+
+    def make(node: str) -> Build:
+        def build(_context: NodeContext, forward: Forward) -> Push:
+            held = [Expressions(where, serde, {WHOLE: one}) for one in predicates]
+
+            def push(batch: Batch) -> None:
+                chosen, left = [], list(range(len(batch)))
+                for one in held:
+                    rest = batch if len(left) == len(batch) else batch.take(left)
+                    mask = one.of(node, rest)[WHOLE].fill_null(value=False) if left else ()
+                    marked = list(zip(left, mask, strict=True))
+                    chosen.append([place for place, holds in marked if holds])
+                    left = [place for place, holds in marked if not holds]
+                hand_out(batch, zip(children, [*chosen, left], strict=True), forward)
+
+            return push
+
+        return build
+
+    return make, text
+
+
+def _predicate(where: str, serde: Serde[Any], given: Any) -> Expressions:
+    made = Expressions(where, serde, {WHOLE: given})
+    if made.types[WHOLE] != pl.Boolean:
+        raise Misuse(f"{where}: {given} is {made.types[WHOLE]}, want Boolean: compare it")
+    return made
 
 
 def mapped_values(flow: Flow, given: Any, value_serde: Serde[Any] | None, name: str | None) -> Flow:

@@ -195,7 +195,7 @@ def branched(
     def build(_context: NodeContext, forward: Forward) -> Push:
         def push(batch: Batch) -> None:
             chosen = _transformed(node, batch, choose, ("key", "value"))
-            _hand_out(batch, zip(children, chosen, strict=True), forward)
+            hand_out(batch, zip(children, chosen, strict=True), forward)
 
         return push
 
@@ -222,16 +222,17 @@ def routed(
     def build(_context: NodeContext, forward: Forward) -> Push:
         def push(batch: Batch) -> None:
             chosen = _transformed(node, batch, by_child, ("key", "value"))
-            _hand_out(batch, chosen.items(), forward)
+            hand_out(batch, chosen.items(), forward)
 
         return push
 
     return build
 
 
-def _hand_out(
+def hand_out(
     batch: Batch, chosen: Iterable[tuple[str | None, list[int]]], forward: Forward
 ) -> None:
+    """Give each child the records at its places; those for None are dropped."""
     for child, indices in chosen:
         if indices and child is not None:
             forward(batch.take(indices), child)

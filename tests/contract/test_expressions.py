@@ -234,14 +234,18 @@ def topology(order: ss.Serde[Any], program: Program, *, columns: bool) -> ss.Top
     names = {"customer": text, "number": number, "large": large}
     if columns:
         some = orders.filter(keep.expression).filter_not(drop.expression)
+        parts = some.branch(large.expression, keep.expression)
         made = some.map_values({n: one.expression for n, one in names.items()}, value_serde=BILL)
         grouped = some.group_by(key.expression, key_serde=serdes.JSON, name="by")
     else:
         some = orders.filter(lambda _k, o: keep.function(o)).filter_not(
             lambda _k, o: drop.function(o)
         )
+        parts = some.branch(lambda _k, o: large.function(o), lambda _k, o: keep.function(o))
         made = some.map_values(lambda o: bill(names, o), value_serde=BILL)
         grouped = some.group_by(lambda _k, o: key.function(o), key_serde=serdes.JSON, name="by")
+    for number_of, part in enumerate(parts):
+        part.to(f"part-{number_of}", value_serde=order)
     made.to("out")
     grouped.count("counts").to_stream().to("counted")
     return builder.build()
@@ -258,6 +262,7 @@ def results(driver: TopologyTestDriver) -> tuple[Any, ...]:
     return (
         [one[:4] for one in driver.read("out")],
         [one[:4] for one in driver.read("counted")],
+        [[one[:4] for one in driver.read(f"part-{number}")] for number in range(3)],
         dropped(driver),
         [_without_words(one) for one in driver.read("dead")],
     )

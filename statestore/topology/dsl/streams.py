@@ -299,22 +299,19 @@ class KStream(GroupableStream[K_co, V_co], JoinableStream[K_co, V_co]):
         return KStream(replace(flow, node=node, rekeyed=rekeyed))
 
     def branch(
-        self, *predicates: Callable[[K_co, V_co], object], name: str | None = None
+        self, *predicates: Callable[[K_co, V_co], object] | Expression, name: str | None = None
     ) -> "tuple[KStream[K_co, V_co], ...]":
         """Return one stream per predicate(key, value), and a last one for the rest.
 
-        A record goes to the stream of the first predicate that is true for it.
+        A record goes to the stream of the first predicate that is true for it. All predicates may
+        be expressions, see `filter`.
         """
-        for predicate in predicates:
-            check_arity("branch", predicate, 2, name)
-        numbers = [str(i + 1) for i in range(len(predicates))]
-        return tuple(
-            map(KStream, branched(self._flow, predicates, [*numbers, "rest"], name).values())
-        )
+        names = [*(str(i + 1) for i in range(len(predicates))), "rest"]
+        return tuple(map(KStream, branched(self._flow, "branch", predicates, names, name).values()))
 
     def split(
         self,
-        branches: Mapping[str, Callable[[K_co, V_co], object]],
+        branches: Mapping[str, Callable[[K_co, V_co], object] | Expression],
         *,
         default: str | None = None,
         name: str | None = None,
@@ -323,15 +320,14 @@ class KStream(GroupableStream[K_co, V_co], JoinableStream[K_co, V_co]):
 
         A record goes to the first branch whose predicate(key, value) is true for it. If there is
         none, it goes to the branch that `default` names, or is dropped. The nodes of the branches
-        are `<name>-<branch>`. Misuse if there is no branch or two have one name.
+        are `<name>-<branch>`. All predicates may be expressions, see `filter`. Misuse if there is
+        no branch or two have one name.
         """
         if not branches:
             raise Misuse("split() needs at least one branch: pass {name: predicate}")
         if default in branches:
             raise Misuse(f"split(): {default!r} is a branch and the default: give them two names")
-        for branch, predicate in branches.items():
-            check_arity(f"split: branch {branch!r}", predicate, 2, name)
-        made = branched(self._flow, [*branches.values()], [*branches, default], name)
+        made = branched(self._flow, "split", [*branches.values()], [*branches, default], name)
         return {each: KStream(flow) for each, flow in made.items()}
 
     def repartition(
