@@ -28,6 +28,7 @@ main() {
     local began=$SECONDS
     require_programs
     offer_compiler
+    offer_spin
     local wanted
     wanted=$(fingerprint)
     if [[ -x $VENV/bin/python && $(cat "$MARKER" 2>/dev/null) == "$wanted" ]]; then
@@ -72,6 +73,15 @@ offer_compiler() {
         hash -r
     fi
     can_compile || say "no C compiler, or no Python.h (Debian: gcc, python3.11-dev): Kafka is read through librdkafka only"
+}
+
+# It searches the model of the commit protocol (docs/proof.md).
+offer_spin() {
+    if ! command -v spin >/dev/null && [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+        (apt_install spin) || true
+        hash -r
+    fi
+    command -v spin >/dev/null || say "no SPIN (Debian: spin): tests/model is skipped"
 }
 
 can_compile() {

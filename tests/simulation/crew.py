@@ -8,7 +8,7 @@ from statestore.layout.owners import read_owner
 from statestore.operations.running.run import PlannedTask
 from statestore.tasks.task import StreamTask
 from tests.simulation.stage import Stage
-from tests.simulation.world import Died, Process
+from tests.simulation.world import Died, Process, Step
 
 
 @dataclass(eq=False)
@@ -125,6 +125,7 @@ class Crew:
 
     def forget(self, member: Member, *, comes_back: bool = True) -> None:
         """The process is gone; unless its work is done, its run starts it again."""
+        member.process.tell(Step.IS_GONE)
         member.process.dead = True
         self._stage.volume.crash(member.process)
         member.task.abandon()

@@ -17,7 +17,7 @@ from tests.simulation.audit import Watch, audit
 from tests.simulation.crew import Crew
 from tests.simulation.feeders import Feeders
 from tests.simulation.stage import APPLICATION, TOPOLOGY, Stage
-from tests.simulation.world import Died, Odds, Process
+from tests.simulation.world import Died, Odds, Process, Protocol, Step
 
 _DRAIN_MOVES = 3000
 
@@ -30,6 +30,7 @@ class Simulation:
         self._stage = Stage(rng, folder, self._interrupt, exactly_once=exactly_once)
         self.broker = self._stage.broker
         self.trace = self._stage.fate.trace
+        self.protocol = self._stage.fate.protocol
         self._findings = self._stage.findings
         self._crew = Crew(self._stage)
         self._feeders = Feeders(self.broker, self._stage.clock, rng, self._stage.partitions)
@@ -134,7 +135,11 @@ class Simulation:
         if self._crew.members and self.broker.state.is_up:
             task = self._rng.choice(self._crew.members).planned.task
             self._note(f"the transaction of {task} expires")
-            self.broker.expire(f"{APPLICATION}-{task}")
+            self._expires(task)
+
+    def _expires(self, task: str) -> None:
+        self.broker.expire(f"{APPLICATION}-{task}")
+        self._stage.fate.protocol.append(Protocol(task, "", Step.EXPIRES))
 
     def _compact(self) -> None:
         for store in TOPOLOGY.stores:
@@ -226,7 +231,7 @@ class Simulation:
         self._crew.disband()
         for ordinal in range(len(TOPOLOGY.sub_topologies)):
             for partition in range(self._stage.partitions):
-                self.broker.expire(f"{APPLICATION}-{ordinal}_{partition}")
+                self._expires(f"{ordinal}_{partition}")
         self._abandon_run()
         for _ in range(1 if self._rng.random() < 0.8 else 2):
             self._drive()

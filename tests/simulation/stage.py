@@ -8,6 +8,7 @@ from typing import Any
 
 from statestore import faults
 from statestore.layout.folders import StateLayout
+from statestore.model.ids import Position
 from statestore.operations.running.run import PlannedTask
 from statestore.ports import Outbox, TopicSpec
 from statestore.runtime import Runtime
@@ -29,7 +30,7 @@ from tests.simulation.wires import (
     SimulatedOutbox,
     SimulatedSource,
 )
-from tests.simulation.world import Fate, Odds, Process, SimulatedClock
+from tests.simulation.world import Fate, Odds, Process, SimulatedClock, Step
 
 APPLICATION = "sim"
 TOPOLOGY = topology()
@@ -88,6 +89,8 @@ class Stage:
     def reached(self, point: faults.CrashPoint) -> None:
         """A crash point."""
         if self.running:
+            if point is faults.CrashPoint.CLAIM_OWNED:
+                self.running[-1].tell(Step.CLAIMS)
             self.running[-1].visit(f"· {point}")
 
     def runtime(self, process: Process) -> Runtime:
@@ -123,7 +126,8 @@ class Stage:
         def open_store(spec: Any, path: Path) -> TransactionalKeyValueStore[Any, Any]:
             tables = (keyvalue.TABLE, offsets.TABLE)
             path.mkdir(parents=True, exist_ok=True)
-            staged = StagedEngine(
+            staged = _Told(
+                process,
                 self.volume.open(path, tables, process),
                 kind=keyvalue.KIND,
                 name=spec.name,
@@ -149,6 +153,25 @@ class Stage:
             open_store,
             link_store,
         )
+
+
+class _Told(StagedEngine):
+    """It tells when it commits."""
+
+    def __init__(self, process: Process, *arguments: Any, **by_name: Any) -> None:
+        super().__init__(*arguments, **by_name)
+        self._process = process
+        self._restores = False
+
+    def commit(self, *arguments: Any, **by_name: Any) -> None:
+        super().commit(*arguments, **by_name)
+        if self._process.offered and not self._restores:
+            self._process.tell(Step.WRITES, self._process.offered)
+
+    def caught_up(self, position: Position) -> None:
+        self._restores = True
+        super().caught_up(position)
+        self._restores = False
 
 
 def _odds(rng: Random) -> Odds:

@@ -4,6 +4,7 @@ A commit without an answer happened, was lost, or is on its way and arrives when
 its epoch is gone by then.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from statestore.ports import (
 )
 from statestore.settings import Settings
 from statestore.testing.memory_broker import MemoryBroker, MemoryBrokers
-from tests.simulation.world import Process
+from tests.simulation.world import Process, Step
 
 
 @dataclass
@@ -62,13 +63,22 @@ class SimulatedOutbox:
         client = self._make()
         self._process.ask("outbox.open")
         client.open()
-        self._process.ask("outbox.open answered")
+        told = self._process.fate.protocol
+        at = len(told)
+        self._process.tell(Step.OPENS)
+        try:
+            self._process.ask("outbox.open answered")
+        except BaseException:
+            told[at] = told[at]._replace(step=Step.OPENS_UNHEARD)
+            raise
         self._client = client
 
     def begin(self, number: int | None = None) -> None:
         self._process.visit("outbox.begin")
         client = self._opened()
         client.begin(number)
+        self._process.offered = 0
+        self._process.tell(Step.BEGINS, number or 0)
         self._transaction = _Transaction(client)
 
     def send(self, records: Records, *, tracked: bool = False) -> None:
@@ -80,6 +90,9 @@ class SimulatedOutbox:
         stamp = re.sub(r'"serving":"[^"]*"', '"serving":"…"', metadata)
         self._process.ask(f"outbox.send_offsets {_told(offsets)} {stamp}")
         self._opened().send_offsets(offsets, metadata)
+        self._process.offered = number_in(metadata)
+        self._process.tell(Step.SENDS, self._process.offered)
+        self._process.tell(Step.ADDS_OFFSETS, self._process.offered)
 
     def flush(self) -> None:
         self._process.ask("outbox.flush")
@@ -93,6 +106,7 @@ class SimulatedOutbox:
         transaction.asked = True
         if not fate.happens(fate.odds.unanswered):
             transaction.arrive()
+            self._process.tell(Step.HEARS, self._process.offered)
             return
         self._process.trouble = 8
         outcome = fate.rng.choice(("happens", "is lost", "is late"))
@@ -102,6 +116,7 @@ class SimulatedOutbox:
                 transaction.arrive()
             case "is late":
                 fate.late.append(lambda: self._arrive_late(transaction))
+        self._process.tell(Step.HEARS_NOTHING, self._process.offered)
         raise CommitUnknown("the commit was not answered: commit again")
 
     def push(self) -> None:
@@ -248,7 +263,11 @@ class SimulatedCluster:
         self, tps: Sequence[TopicPartition], *, stable: bool = True
     ) -> dict[TopicPartition, GroupOffset]:
         self._process.ask("cluster.group_offsets")
-        return self._cluster.group_offsets(tps, stable=stable)
+        found = self._cluster.group_offsets(tps, stable=stable)
+        if stable:
+            numbers = (number_in(at.metadata) for at in found.values())
+            self._process.tell(Step.READS, max(numbers, default=0))
+        return found
 
     def key_hashes(
         self, topics: Mapping[str, int], windowed: Mapping[str, int] | None = None
@@ -292,6 +311,12 @@ class SimulatedBrokers(MemoryBrokers):
 
     def changelog(self) -> Changelog:
         return SimulatedChangelog(self._broker, self._process)
+
+
+def number_in(metadata: str) -> int:
+    """The commit number of a stamp, read by code that shares nothing with the library."""
+    number: int = json.loads(metadata)["number"] if metadata else 0
+    return number
 
 
 def _told(offsets: Mapping[TopicPartition, int]) -> str:

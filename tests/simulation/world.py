@@ -6,7 +6,9 @@ else may act first, and the answer may fail. A dead process changes nothing any 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum, auto
 from random import Random
+from typing import NamedTuple
 
 from statestore.errors import Unavailable
 
@@ -45,6 +47,32 @@ class Odds:
     interrupted: float = 0.0
 
 
+class Step(StrEnum):
+    """What a stream task does that the model of the commit protocol knows (tests/model)."""
+
+    CLAIMS = auto()
+    OPENS = auto()
+    READS = auto()
+    BEGINS = auto()
+    SENDS = auto()
+    ADDS_OFFSETS = auto()
+    HEARS = auto()
+    HEARS_NOTHING = auto()
+    WRITES = auto()
+    IS_GONE = auto()
+    EXPIRES = auto()
+    OPENS_UNHEARD = auto()
+
+
+class Protocol(NamedTuple):
+    """One such step: of which stream task, in which process, and a commit number if it has one."""
+
+    task: str
+    process: str
+    step: Step
+    number: int = -1
+
+
 @dataclass
 class Fate:
     """What all processes of one schedule share."""
@@ -53,6 +81,7 @@ class Fate:
     odds: Odds
     interrupt: Callable[["Process"], None]
     trace: list[str] = field(default_factory=list)
+    protocol: list[Protocol] = field(default_factory=list)
     late: list[Callable[[], None]] = field(default_factory=list)
     """Requests on their way that nobody waits for any more."""
 
@@ -72,12 +101,19 @@ class Process:
     """One process: alive until it dies, at the latest at its last visit. Later ones count up."""
 
     def __init__(self, what: str, number: int, fate: Fate) -> None:
+        self.task = what
         self.name = f"{what}#{number}"
         self.number = number
         self.fate = fate
         self.dead = False
         self.visits_left: int | None = None
         self.trouble = 0
+        self.offered = 0
+
+    def tell(self, step: Step, number: int = -1) -> None:
+        """Note a step of the commit protocol that has just happened."""
+        if not self.dead:
+            self.fate.protocol.append(Protocol(self.task, self.name, step, number))
 
     def visit(self, what: str) -> None:
         """Go on, or die here."""
