@@ -100,9 +100,9 @@ class Settings:
     )
     kafka_client: KafkaClient = _setting(
         "kafka.client",
-        KafkaClient.LIBRDKAFKA,
+        KafkaClient.WIRE,
         "",
-        "wire: transactions of exactly_once runs by a client of our own (KIP-890).",
+        "wire: our own (KIP-890), or librdkafka where it cannot do what is asked; librdkafka.",
     )
     isolation_level: IsolationLevel | None = _setting(
         "default.state.isolation.level",

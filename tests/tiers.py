@@ -8,6 +8,8 @@ is `thorough` then.
 - Of the dear tests of a module, or of a family of modules, it has as many as cost `_MODULE_S`, at
   least one; but what costs more than `_RARE_S` has its turn in one commit of `_RARE_TURNS` only.
 - `WHOLE` and `KEPT` are there in each commit: they keep promises that no sibling keeps.
+- Of the applications of tests, two in three have the default of `kafka.client`, the others
+  librdkafka.
 
 A run with SECOND_TIER_SECONDS, as in CI, takes modules in an order that the commit decides, and
 begins no other one when these seconds have passed. It does not fail for what it left out, and says
@@ -38,6 +40,7 @@ _MODULE_S = 0.5
 _DEAR_S = 0.2
 _RARE_S = 1.5
 _RARE_TURNS = 3
+_CLIENT_TURNS = 3
 # What a module is thought to take that was never measured, if it starts a broker or the like.
 _UNKNOWN_S = 60.0
 _DEAR = ("kafka", "spark", "airflow", "timeout")
@@ -145,6 +148,17 @@ def commit_seed() -> int:
     command = ["git", "-c", "safe.directory=*", "rev-parse", "HEAD"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     return int(told[:7] or "0", 16)
+
+
+def client_settings(application: str) -> dict[str, str]:
+    """Which Kafka client an application of a test has: the commit chooses.
+
+    KAFKA_CLIENT chooses for all of them.
+    """
+    if given := os.environ.get("KAFKA_CLIENT"):
+        return {"kafka.client": given}
+    chance = random.Random(f"{commit_seed()} {application}")
+    return {"kafka.client": "librdkafka"} if chance.randrange(_CLIENT_TURNS) == 0 else {}
 
 
 def first_of(values: Iterable[object], count: int = 1) -> list[Any]:

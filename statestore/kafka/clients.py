@@ -9,6 +9,7 @@ correctness depends are fixed, and setting them is refused. The clients' log goe
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import cache
 from time import monotonic
 from typing import Any, Literal
 
@@ -204,6 +205,16 @@ def unanswered(
 def waited(since_s: float) -> str:
     """Return how long ago that was, for a message."""
     return f"{round(monotonic() - since_s, 1):g} s"
+
+
+@cache
+def tell_unused(why: str) -> None:
+    """Log, once in a process, that librdkafka does the work of our own client."""
+    _log.warning(
+        "kafka.client=wire is not used, librdkafka is: %s; set kafka.client=librdkafka if that is "
+        "what you want",
+        why,
+    )
 
 
 def _config(

@@ -1,17 +1,14 @@
 """The Kafka clients of one application, made from its settings when they are first asked for."""
 
-import logging
 import threading
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
-from statestore.errors import Misuse
-from statestore.extras import needed
 from statestore.kafka.admin import Admin
 from statestore.kafka.audit_log_reader import KafkaAuditLogReader
 from statestore.kafka.changelog import KafkaChangelog
-from statestore.kafka.clients import Trouble, consumer, producer
+from statestore.kafka.clients import Trouble, consumer, producer, tell_unused
 from statestore.kafka.cluster import KafkaCluster
 from statestore.kafka.groups import Groups
 from statestore.kafka.monitoring import KafkaMonitoringClient
@@ -31,11 +28,9 @@ from statestore.settings import Settings
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.plan import TaskPlan, transactional_ids
 
-_log = logging.getLogger(__name__)
-
 
 class OwnClient(Protocol):
-    """`kafka.wire.client.WireClient`, which belongs to an extra."""
+    """`kafka.wire.client.WireClient`, which is imported when it is first asked for."""
 
     def outbox(
         self,
@@ -116,7 +111,7 @@ class KafkaBrokers:
         self._admin.close()
 
     def _wire(self) -> OwnClient | None:
-        """Return our own client, if it was asked for and can do what the settings ask for."""
+        """Return our own client, unless librdkafka was chosen or has to do what is asked."""
         if self._settings.kafka_client is not KafkaClient.WIRE:
             return None
         with self._lock:
@@ -132,9 +127,9 @@ class KafkaBrokers:
 
 def _wire_client(settings: Settings, groups: Groups) -> OwnClient | None:
     try:
-        with needed("wire", "kafka.client=wire"):
-            from statestore.kafka.wire.client import WireClient
-    except Misuse as missing:
-        _log.warning("librdkafka does the work: %s", missing)
+        from statestore.kafka.wire.client import WireClient
+    except ImportError as missing:
+        # Another version of kafka-python, or another package of its name.
+        tell_unused(str(missing))
         return None
     return WireClient.of(settings, groups)

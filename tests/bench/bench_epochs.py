@@ -85,6 +85,7 @@ def measure(
                 "bootstrap.servers": kafka.bootstrap_servers,
                 "state.dir": str(folder),
                 "processing.guarantee": "exactly_once",
+                "kafka.client": "librdkafka",
                 **pairs,
             }
             found[epochs].append(in_child(settings=settings, epochs=epochs))

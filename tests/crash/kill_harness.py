@@ -38,6 +38,7 @@ from tests import processes
 from tests.builders import DEADLINE_S
 from tests.crash.pipeline import COUNTS, PREFIX_VARIABLE
 from tests.processes import Process
+from tests.tiers import client_settings
 
 PARTITIONS = 2
 # Visited only when something is broken, the topology changed or somebody asks: these have tests of
@@ -129,6 +130,7 @@ class Rig:
             "statestore.flush.lag.max.records": 40,
             # Records leave at once, so that a kill meets them in the log, not in the client.
             "producer.linger.ms": 0,
+            **client_settings(self.application_id),
             **self.settings,
         }
         pairs = [f"--set={key}={value}" for key, value in settings.items()]

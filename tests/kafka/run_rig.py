@@ -39,6 +39,7 @@ from tests import processes
 from tests.builders import ROOT, eventually
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.processes import AnyProcess
+from tests.tiers import client_settings
 
 STATESTORE = Path(sys.executable).with_name("statestore")
 START_MS = 1_700_000_000_000
@@ -236,6 +237,7 @@ class App:
             "state.dir": str(self.state_dir),
             "processing.guarantee": "exactly_once",
             "statestore.lock.wait.ms": 300,
+            **client_settings(self.name),
             **self.settings,
             **more,
         }

@@ -53,7 +53,7 @@ KEYS = [
     number("commit.interval.ms", 0, 0),
     number("transaction.timeout.ms", 60_000, 1),
     number("default.api.timeout.ms", 60_000, 1),
-    Key("kafka.client", KafkaClient.LIBRDKAFKA, "Wire", KafkaClient.WIRE, ("java", "", 1)),
+    Key("kafka.client", KafkaClient.WIRE, "Librdkafka", KafkaClient.LIBRDKAFKA, ("java", "", 1)),
     Key(
         "default.state.isolation.level",
         None,

@@ -19,7 +19,7 @@ RUN_S = 60
 OF_EXTRAS = tuple(
     f"statestore.{name}."
     for name in (
-        *("airflow", "client", "commands.serve", "serving", "spark", "testing", "ui", "kafka.wire"),
+        *("airflow", "client", "commands.serve", "serving", "spark", "testing", "ui"),
         *("serdes.avro_in_arrow", "serdes.avro_serdes", "serdes.json_schema_serdes"),
         "serdes.protobuf_serdes",
         "kafka.schema_registry",
@@ -110,7 +110,7 @@ def test_its_metadata_name_the_extras_and_pin_only_what_shares_a_folder(metadata
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra", [])) == {
         *("airflow", "avro", "columns", "gx", "json-schema", "openlineage", "protobuf", "s3"),
-        *("schema-registry", "serve", "spark", "testing", "ui", "wire"),
+        *("schema-registry", "serve", "spark", "testing", "ui"),
     }
     required = metadata.get_all("Requires-Dist", [])
     pinned = [one.split(";")[0] for one in required if re.search(r"[=]=\s*\d", one)]

@@ -1,9 +1,9 @@
 """The clients of one application that speak Kafka's protocol themselves (`kafka.client = wire`)."""
 
-import logging
 from collections.abc import Sequence
 
 from statestore.errors import StateStoreError
+from statestore.kafka.clients import tell_unused
 from statestore.kafka.groups import Groups
 from statestore.kafka.outbox import NumberOf
 from statestore.kafka.wire import codec
@@ -15,8 +15,6 @@ from statestore.kafka.wire.source import WireSource, not_taken
 from statestore.model.ids import TopicPartition
 from statestore.ports import Outbox, Source
 from statestore.settings import Settings
-
-_log = logging.getLogger(__name__)
 
 
 class WireClient:
@@ -86,12 +84,7 @@ class WireClient:
             *not_taken(self._settings),
         ]
         if unknown:
-            return f"it does not know {', '.join(unknown)}"
+            return f"it does not know {', '.join(dict.fromkeys(unknown))}"
         if not self._producers.has_transactions():
             return "the cluster's feature transaction.version is below 2 (KIP-890)"
         return ""
-
-
-def tell_unused(why: object) -> None:
-    """Log that librdkafka does the work of the client that was asked for."""
-    _log.warning("kafka.client=wire is not used, librdkafka is: %s", why)

@@ -68,7 +68,7 @@ def not_taken(settings: Settings) -> list[str]:
     """
     config = settings.client_config("consumer")
     unknown = [key for key in config if key not in _USED | _MOOT and not key.startswith(_SECURITY)]
-    return sorted({*unknown, *Security.not_taken(config)})
+    return sorted({*(f"consumer.{key}" for key in unknown), *Security.not_taken(config)})
 
 
 class WireSource:
