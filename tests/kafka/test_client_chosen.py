@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from time import monotonic
 
@@ -121,25 +122,24 @@ def test_librdkafka_does_it_where_the_codec_was_not_built(
 @pytest.fixture(scope="module")
 def old() -> Iterator[LocalKafka]:
     """A cluster whose feature transaction.version is 1, as after an upgrade from Kafka 3."""
+    update = UpdateFeaturesRequest.FeatureUpdateKey(
+        feature="transaction.version", max_version_level=1, upgrade_type=_SAFE_DOWNGRADE
+    )
     with LocalKafka() as kafka:
+        kafka.create_topic("any", 1)
         settings = Settings(application_id="old", bootstrap_servers=kafka.bootstrap_servers)
-        cluster = ClusterMap(settings, "producer")
-        update = UpdateFeaturesRequest.FeatureUpdateKey(
-            feature="transaction.version", max_version_level=1, upgrade_type=_SAFE_DOWNGRADE
-        )
-        deadline_s = monotonic() + DEADLINE_S
-        cluster.partitions("__transaction_state")
-        link = cluster.connect(0, deadline_s)
-        answer = link.ask(
-            UpdateFeaturesRequest(
-                version=1, timeout_ms=10_000, feature_updates=[update], validate_only=False
-            ),
-            UpdateFeaturesResponse,
-            deadline_s=deadline_s,
-        )
+        with closing(ClusterMap(settings, "producer")) as cluster:
+            assert cluster.has_transactions()
+            tp, deadline_s = TopicPartition("any", 0), monotonic() + DEADLINE_S
+            with closing(cluster.connect(cluster.leaders([tp])[tp].node, deadline_s)) as link:
+                answer = link.ask(
+                    UpdateFeaturesRequest(
+                        version=1, timeout_ms=10_000, feature_updates=[update], validate_only=False
+                    ),
+                    UpdateFeaturesResponse,
+                    deadline_s=deadline_s,
+                )
         assert answer.error_code == 0, answer
-        link.close()
-        cluster.close()
         yield kafka
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from statestore.errors import StateStoreError
+from statestore.errors import BrokerTooOld, StateStoreError
 from statestore.kafka.clients import tell_unused
 from statestore.kafka.groups import Groups
 from statestore.kafka.outbox import NumberOf
@@ -85,6 +85,9 @@ class WireClient:
         ]
         if unknown:
             return f"it does not know {', '.join(dict.fromkeys(unknown))}"
-        if not self._producers.has_transactions():
-            return "the cluster's feature transaction.version is below 2 (KIP-890)"
-        return ""
+        try:
+            if self._producers.has_transactions():
+                return ""
+        except BrokerTooOld as too_old:
+            return str(too_old)
+        return "the cluster's feature transaction.version is below 2 (KIP-890)"

@@ -182,7 +182,7 @@ class Connection:
         )
         found = self.ask(asked, ApiVersionsResponse, deadline_s=deadline_s)
         if found.error_code:
-            raise BrokerTooOld(f"{self.address} is older than Kafka 4.0: upgrade the brokers")
+            raise BrokerTooOld(f"{self.address} is older than Kafka 4.0")
         self._versions = {one.api_key: (one.min_version, one.max_version) for one in found.api_keys}
         self.features = {one.name: one.max_version_level for one in found.finalized_features or ()}
         if security.login is not None:
