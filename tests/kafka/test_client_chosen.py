@@ -1,6 +1,7 @@
 """Which Kafka client does the work: our own, or librdkafka where ours cannot."""
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -117,6 +118,14 @@ def test_librdkafka_does_it_where_the_codec_was_not_built(
 ) -> None:
     monkeypatch.setattr(codec, "_UNAVAILABLE", "there was no compiler")
     runs_with_librdkafka(app, caplog, "there was no compiler")
+
+
+def test_librdkafka_does_it_where_another_package_has_the_name_of_kafka_python(
+    app: App, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "statestore.kafka.wire.client"
+    monkeypatch.setitem(sys.modules, name, None)
+    runs_with_librdkafka(app, caplog, name)
 
 
 @pytest.fixture(scope="module")
