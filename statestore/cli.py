@@ -19,6 +19,7 @@ from statestore.commands.audit import audit_command
 from statestore.commands.exports import export_command, exports, restore_short_command
 from statestore.commands.help import CommandGroup
 from statestore.commands.init import init_command
+from statestore.commands.repartition import repartition_command
 from statestore.commands.reset import reset_command
 from statestore.commands.running import run_command
 from statestore.commands.settings import settings_command
@@ -57,7 +58,13 @@ class _Commands(CommandGroup):
         "Run": ("run", "spark-job", "spark-classes", "status", "ui"),
         "Look into state": ("stores", "offsets", "serve", "audit"),
         "Keep copies": ("export", "restore", "exports"),
-        "Change or begin again": ("relocate", "migrate", "upgrade-to-versioned", "reset"),
+        "Change or begin again": (
+            "relocate",
+            "repartition",
+            "migrate",
+            "upgrade-to-versioned",
+            "reset",
+        ),
         "Try": ("kafka", "drill"),
     }
 
@@ -108,6 +115,7 @@ for command in (
     stores,
     offsets_command,
     relocate_command,
+    repartition_command,
     migrate_command,
     upgrade_command,
     reset_command,

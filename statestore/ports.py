@@ -440,8 +440,14 @@ class Cluster(Protocol):
         None if the topic does not exist.
         """
 
-    def remove(self, topics: Sequence[str], group_id: str) -> None:
-        """Remove these topics and the group's offsets; those that are already gone are ignored."""
+    def remove(self, topics: Sequence[str], group_id: str | None) -> None:
+        """Remove these topics and the group's offsets; those that are already gone are ignored.
+
+        With `group_id` None, the group stays, without its offsets in these topics.
+        """
+
+    def grow(self, partitions: Mapping[str, int]) -> None:
+        """Give these topics so many partitions, if they have fewer; records stay where they are."""
 
     def check(self) -> None:
         """Raise Unavailable if the cluster does not answer.

@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from statestore.errors import (
     BrokerTooOld,
@@ -176,15 +176,36 @@ class KafkaCluster:
             doing = f"purge {tp.topic}-{tp.partition} below {tp.offset}"
             admin.answer(future, doing, since_s=since_s)
 
-    def remove(self, topics: Sequence[str], group_id: str) -> None:
-        """Remove these topics and the group's offsets; those that are already gone are ignored."""
+    def grow(self, partitions: Mapping[str, int]) -> None:
+        """Give these topics so many partitions, if they have fewer, and wait until they do."""
+        there = self.partitions(sorted(partitions))
+        wanted = {name: n for name, n in partitions.items() if there.get(name, n) < n}
+        if not wanted:
+            return
+        admin, since_s = self._admin, monotonic()
+        asked = admin.client.create_partitions(
+            [NewPartitions(name, count) for name, count in wanted.items()],
+            request_timeout=admin.timeout_s,
+        )
+        for name, pending in asked.items():
+            admin.answer(pending, f"add partitions to topic {name}", since_s=since_s)
+        self._await_partitions([TopicSpec(name, n, {}) for name, n in wanted.items()])
+
+    def remove(self, topics: Sequence[str], group_id: str | None) -> None:
+        """Remove these topics and the group's offsets; those that are already gone are ignored.
+
+        With `group_id` None, the group stays, without its offsets in these topics.
+        """
         client, timeout_s = self._admin.client, self._admin.timeout_s
         existing = sorted(self.partitions(topics))
         # The client refuses an empty list.
         pending = client.delete_topics(existing, operation_timeout=timeout_s) if existing else {}
         for name, future in pending.items():
             _await_removal(future, f"delete topic {name}")
-        for name, future in client.delete_consumer_groups([group_id]).items():
+        if existing:
+            self._await_gone(existing)
+        groups = [] if group_id is None else [group_id]
+        for name, future in (client.delete_consumer_groups(groups) if groups else {}).items():
             _await_removal(future, f"delete group {name}")
 
     def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
@@ -243,6 +264,20 @@ class KafkaCluster:
             if not failed_with(future, KafkaError.TOPIC_ALREADY_EXISTS):
                 self._admin.answer(future, f"create topic {name}", since_s=since_s)
 
+    def _await_gone(self, topics: Sequence[str]) -> None:
+        """Wait until the brokers' metadata has the topics no longer, a moment after that."""
+        try:
+            tenacity.Retrying(
+                stop=tenacity.stop_after_delay(self._admin.timeout_s),
+                wait=tenacity.wait_fixed(PAUSE_S),
+                retry=tenacity.retry_if_result(bool),
+            )(self.partitions, topics)
+        except tenacity.RetryError as late:
+            raise Unavailable(
+                f"topics {', '.join(topics)} were deleted but are still there after "
+                f"{self._admin.timeout_s:g} s: are all brokers up?"
+            ) from late
+
     def _await_partitions(self, topics: Sequence[TopicSpec]) -> dict[str, int]:
         """Wait until the brokers' metadata has the topics, a moment after they were created."""
         names = [spec.name for spec in topics]
@@ -250,7 +285,9 @@ class KafkaCluster:
             return tenacity.Retrying(
                 stop=tenacity.stop_after_delay(self._admin.timeout_s),
                 wait=tenacity.wait_fixed(PAUSE_S),
-                retry=tenacity.retry_if_result(lambda found: len(found) < len(names)),
+                retry=tenacity.retry_if_result(
+                    lambda found: any(found.get(t.name, 0) < t.partitions for t in topics)
+                ),
             )(self.partitions, names)
         except tenacity.RetryError as late:
             raise Unavailable(

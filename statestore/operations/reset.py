@@ -31,10 +31,10 @@ from statestore.operations.environment import Environment
 from statestore.operations.looking.at_rest import existing_application
 from statestore.operations.relocation.disk import journal_file
 from statestore.operations.start.matching import OwnTopics, matched_now
+from statestore.operations.unfinished import require_no_repartition, reset_file
 from statestore.ports import Bounds, GroupOffset
 from statestore.tasks.plan import transactional_ids
 
-_NAME = "reset.json"
 _AGAIN = "repeat the reset"
 _WAY_OUT = "look whose state dir this is; `statestore reset` writes the file again"
 
@@ -85,19 +85,6 @@ class _Journal(msgspec.Struct, frozen=True):
     topics: list[Topic]
 
 
-def require_no_reset(layout: StateLayout) -> None:
-    """Raise Misuse if a reset was begun and not finished: state and offsets do not match then."""
-    try:
-        begun = (layout.application_dir / _NAME).exists()
-    except OSError:
-        return  # The next read or write there reports what is wrong with the folder.
-    if begun:
-        raise Misuse(
-            f"a reset of {layout.application_id} was begun and not finished: repeat "
-            "`statestore reset`, which finishes it"
-        )
-
-
 def reset(environment: Environment, to: ResetTo, *, dry_run: bool = False) -> ResetReport:
     """Begin a stopped application again at `to`; `dry_run` only looks.
 
@@ -105,6 +92,7 @@ def reset(environment: Environment, to: ResetTo, *, dry_run: bool = False) -> Re
     remove belongs to another application of the same state directory.
     """
     environment.settings.require("application.id", "state.dir", "bootstrap.servers")
+    require_no_repartition(environment.layout)
     made = _Reset(environment)
     return made.plan(to) if dry_run else made.apply(to)
 
@@ -150,7 +138,7 @@ class _Reset:
 
     @property
     def _file(self) -> Path:
-        return self.layout.application_dir / _NAME
+        return reset_file(self.layout)
 
     def _journal(self) -> _Journal | None:
         return documents.read(self._file, _Journal, way_out=_WAY_OUT)

@@ -242,10 +242,54 @@ def changed_versions(batch: Batch) -> list[tuple[int, bytes, int, bytes | None]]
     return found
 
 
+def keys_of_versions(batch: Batch) -> list[bytes | None]:
+    """Return the key of the user's in each record; None for a record about the log."""
+    found: list[bytes | None] = []
+    columns = zip(batch.keys.objects, batch.timestamps, strict=True)
+    for i, (key, stamp) in enumerate(columns):
+        headers = {} if batch.headers is None else dict(batch.headers[i])
+        match headers.get(_LOG_HEADER):
+            case b"forgotten":
+                found.append(None)
+            case b"moved":
+                found.append(key)
+            case b"deleted":
+                found.append(key[: -layout.STAMP_SIZE])
+            case _ if stamp == STAMP and _TIME_HEADER not in headers:
+                found.append(None if key is None else key[: -layout.STAMP_SIZE])
+            case _:
+                found.append(key)
+    return found
+
+
+def stays_whole(batch: Batch, *, is_whole: bool) -> bool:
+    """Return whether, after these records, the log has a record for each version.
+
+    `is_whole`: whether it had one before them.
+    """
+    for i, stamp in enumerate(batch.timestamps):
+        headers = {} if batch.headers is None else dict(batch.headers[i])
+        if headers.get(_LOG_HEADER) == b"forgotten":
+            is_whole = True
+        elif _LOG_HEADER not in headers and (stamp != STAMP or _TIME_HEADER in headers):
+            is_whole = False
+    return is_whole
+
+
 def _split(record_key: bytes) -> tuple[bytes, int]:
     """Return the key and the time of a version."""
     (time,) = layout.times_of([record_key[-layout.STAMP_SIZE :]])
     return record_key[: -layout.STAMP_SIZE], time
+
+
+def joined_times(values: Sequence[bytes]) -> bytes:
+    """Return the times of a log into which several go, given what each has under its key.
+
+    It has forgotten nothing before it looks again, as each was at another time.
+    """
+    found = [_read_forgotten(value) for value in values]
+    latest = max(one.now for one in found), max(one.bound for one in found), layout.TIME_MIN
+    return b"".join(map(layout.stamp_of, latest))
 
 
 def _read_forgotten(value: bytes) -> Forgotten:

@@ -1,8 +1,8 @@
 """Store specs: values that describe which store to open."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from statestore import serdes
 from statestore.errors import Misuse
@@ -18,6 +18,33 @@ from statestore.stores.versioned import layout
 S = TypeVar("S", bound=StateStore)
 ANY_START: Final = 0
 """How far apart windows start that may start at any time."""
+
+
+class RowsOfPartition(Protocol):
+    """What an operator's own rows say of partitions, where their keys do not (docs/adr/0052).
+
+    It is a value that travels with its spec.
+    """
+
+    def placing(self, key: bytes, value: bytes) -> bytes | None:
+        """Return what decides in which partition a row lies; None: it is about the partition."""
+
+    def joined(
+        self, own: Sequence["MovedRow"], about: Sequence["MovedRow"]
+    ) -> Iterable["MovedRow"]:
+        """Return the rows of a new partition.
+
+        `own`: the rows that come to lie there. `about`: what every old partition has as a whole.
+        """
+
+
+class MovedRow(NamedTuple):
+    """A row of a store: the partition in which it lay, and its time."""
+
+    partition: int
+    key: bytes
+    value: bytes
+    time_ms: int
 
 
 @dataclass(frozen=True)
@@ -37,6 +64,8 @@ class KeyValueSpec(Generic[K, V]):
     """Whether a stream task keeps the time of each row, as it does for tables (docs/adr/0014)."""
     ttl_ms: int | None = None
     """How long after its last put a row expires, by stream time; None: it does not."""
+    apart: RowsOfPartition | None = field(default=None, compare=False, repr=False)
+    """What says where rows lie; None: their keys do."""
 
     def __post_init__(self) -> None:
         check_store_name(self.name)

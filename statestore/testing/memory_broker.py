@@ -401,13 +401,24 @@ class MemoryCluster:
         self._state.configs[topic] = {**config, key: str(max(before, lag_ms))}
         return before
 
-    def remove(self, topics: Sequence[str], group_id: str) -> None:
-        """Remove these topics, as far as they exist, and the offsets of the group for good."""
+    def grow(self, partitions: Mapping[str, int]) -> None:
+        """Give these topics so many partitions, if they have fewer."""
+        self._state.require_up()
+        for topic, count in partitions.items():
+            self._state.grow(topic, count)
+
+    def remove(self, topics: Sequence[str], group_id: str | None) -> None:
+        """Remove these topics, as far as they exist, and the offsets of the group for good.
+
+        With `group_id` None, those of groups in these topics.
+        """
         self._state.require_up()
         for topic in topics:
             self._state.topics.pop(topic, None)
-        for at in [at for at in self._state.groups if at[0] == group_id]:
-            del self._state.groups[at]
+        for at in list(self._state.groups):
+            gone = at[1].topic in topics if group_id is None else at[0] == group_id
+            if gone:
+                del self._state.groups[at]
 
     def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
         """Fence the writers of these ids, and abort the transactions they left open."""

@@ -160,6 +160,11 @@ class BrokerState:
         self._created += 1
         self.ids[name] = f"{name}#{self._created}"
 
+    def grow(self, name: str, partitions: int) -> None:
+        """More partitions for a topic that has fewer, as far as it exists."""
+        logs = self.topics.get(name, [])
+        logs += [Log() for _ in range(partitions - len(logs) if logs else 0)]
+
     def log(self, tp: TopicPartition) -> Log:
         """The log of a partition; TopicMissing."""
         self.require_up()

@@ -92,12 +92,13 @@ def every_store(*, moved: bool = False) -> ss.Topology:
     left, right = b.stream("in"), b.stream("right")
     left.process(Keep, *OWN, name="keep")
     left.process(Remind, ENDS, name="remind").to("out")
-    _aggregates(left, right)
+    aggregates(left, right)
     _joins(left, right)
     return b.build()
 
 
-def _aggregates(left: ss.KStream[Any, Any], right: ss.KStream[Any, Any]) -> None:
+def aggregates(left: ss.KStream[Any, Any], right: ss.KStream[Any, Any]) -> None:
+    """All aggregates, of windows of each kind and without."""
     by_key = left.group_by_key()
     by_key.count("counts")
     by_key.windowed_by(ss.SlidingWindows(20, grace=20)).count("sliding")

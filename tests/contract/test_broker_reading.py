@@ -323,6 +323,36 @@ def test_removed_topics_and_offsets_are_gone_and_may_be_removed_again(world: Wor
     assert world.cluster().group_offsets([TopicPartition(stays, 0)]) == {}
 
 
+def test_topics_are_removed_and_created_again_while_the_group_stays(world: World) -> None:
+    again, stays, cluster = world.topic(partitions=2), world.topic(), world.cluster()
+    world.produce(again, [Row(None, b"x", YEAR_2013)])
+    (before,) = cluster.topic_ids([again]).values()
+    outbox = world.plain_outbox()
+    outbox.open()
+    outbox.begin()
+    outbox.send_offsets({TopicPartition(stays, 0): 3}, STAMP)
+    outbox.commit()
+    outbox.close()
+    cluster.remove([again], None)
+    cluster.create([TopicSpec(again, 3, {})])
+    (after,) = cluster.topic_ids([again]).values()
+    assert after != before
+    assert cluster.partitions([again]) == {again: 3}
+    ends = cluster.bounds([TopicPartition(again, p) for p in range(3)])
+    assert {tuple(bounds) for bounds in ends.values()} == {(0, 0)}
+    assert world.cluster().group_offsets([TopicPartition(stays, 0)])
+
+
+def test_topics_grow_and_never_shrink_and_keep_their_records(world: World) -> None:
+    topic, cluster = world.topic(partitions=2), world.cluster()
+    world.produce(topic, [Row(None, b"x", YEAR_2013)])
+    for wanted, count in ((5, 5), (5, 5), (3, 5)):
+        cluster.grow({topic: wanted, f"{topic}-none": 2})
+        assert cluster.partitions([topic, f"{topic}-none"]) == {topic: count}
+    ends = cluster.bounds([TopicPartition(topic, p) for p in range(5)])
+    assert sum(bounds.end for bounds in ends.values()) == 1
+
+
 def test_offsets_are_found_by_record_time(world: World) -> None:
     topic = world.topic(partitions=2)
     tp, empty = TopicPartition(topic, 0), TopicPartition(topic, 1)

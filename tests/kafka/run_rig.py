@@ -31,6 +31,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.cimpl import NewPartitions
 
 import statestore as ss
 from statestore.faults import VARIABLE, CrashPoint
@@ -150,6 +151,18 @@ class App:
         (pending,) = admin.delete_topics([name]).values()
         pending.result()
         eventually(lambda: name not in self.topics(), f"{name} is deleted")
+
+    def grow_topic(self, name: str, partitions: int) -> None:
+        """Add partitions, as an administrator does."""
+        admin, topic = self._admin(), f"{self.name}-{name}"
+        (pending,) = admin.create_partitions([NewPartitions(topic, partitions)]).values()
+        pending.result()
+
+        def has_grown() -> bool:
+            found = admin.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions
+            return len(found) == partitions and all(one.leader >= 0 for one in found.values())
+
+        eventually(has_grown, f"{topic} has grown")
 
     def topics(self) -> frozenset[str]:
         """All of this application; other tests have theirs on the same broker."""

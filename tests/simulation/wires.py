@@ -283,9 +283,13 @@ class SimulatedCluster:
         self._process.ask("cluster.raise_compaction_lag")
         return self._cluster.raise_compaction_lag(topic, lag_ms)
 
-    def remove(self, topics: Sequence[str], group_id: str) -> None:
+    def remove(self, topics: Sequence[str], group_id: str | None) -> None:
         self._process.ask("cluster.remove")
         self._cluster.remove(topics, group_id)
+
+    def grow(self, partitions: Mapping[str, int]) -> None:
+        self._process.ask("cluster.grow")
+        self._cluster.grow(partitions)
 
     def abort_open_transactions(self, transactional_ids: Sequence[str]) -> None:
         self._process.ask("cluster.abort_open_transactions")

@@ -22,8 +22,9 @@ from statestore.operations.deployed import (
     DeployedStore,
     publish_deployed,
 )
-from statestore.operations.reset import ResetReport, ResetTo, require_no_reset, reset
+from statestore.operations.reset import ResetReport, ResetTo, reset
 from statestore.operations.running.runner import run_request, serve_here, start_run
+from statestore.operations.unfinished import require_no_reset
 from statestore.ports import Records, TopicSpec
 from statestore.runtime import Runtime
 from statestore.tasks.plan import transactional_ids

@@ -62,10 +62,10 @@ from statestore.operations.relocation.relocation_plan import (
     placement,
     plan_relocation,
 )
-from statestore.operations.reset import require_no_reset
 from statestore.operations.start.changelogs import check_logs_unchanged, holds_records
 from statestore.operations.start.kept_stores import Kept, KeptStores
 from statestore.operations.start.matching import with_matches
+from statestore.operations.unfinished import require_whole
 from statestore.ports import Cluster
 from statestore.tasks import input_checkpoint
 from statestore.tasks.plan import transactional_ids
@@ -106,7 +106,7 @@ def relocate(
     stream task must have been closed cleanly.
     """
     environment.settings.require("application.id", "state.dir")
-    require_no_reset(existing_application(environment.layout))
+    require_whole(existing_application(environment.layout))
     environment, topology = as_deployed(environment, topology)
     cluster, counts = None, None
     if not dry_run and not offline:

@@ -15,7 +15,6 @@ from statestore.model.modes import Span, Time, span_ms, to_ms
 from statestore.operations.clone_record import as_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.exports.continuous_exports import ContinuousExports
-from statestore.operations.reset import require_no_reset
 from statestore.operations.running.run import (
     PlannedTask,
     Run,
@@ -26,6 +25,7 @@ from statestore.operations.running.run import (
 )
 from statestore.operations.start.global_stores import GlobalStores
 from statestore.operations.start.matching import with_matches
+from statestore.operations.unfinished import require_whole
 from statestore.tasks.history import WorkHistory
 from statestore.tasks.memory_share import MemoryLimits, MemoryShare
 from statestore.tasks.origins import Origins
@@ -162,7 +162,7 @@ def serve_planned(
     `slots`: how many slots share the memory of this host. `reports`: where the reports go, which
     tell after a failure, too, what was committed.
     """
-    require_no_reset(environment.layout)
+    require_whole(environment.layout)
     environment, topology = as_deployed(environment, topology)
     topology = as_planned(topology, planned)
     clock, layout = environment.clock, environment.layout
@@ -232,7 +232,7 @@ def global_stores_of(
 
 def _prepared(environment: Environment, topology: Topology, request: RunRequest) -> Run:
     environment.settings.require("application.id", "bootstrap.servers", "state.dir")
-    require_no_reset(environment.layout)
+    require_whole(environment.layout)
     environment, topology = as_deployed(environment, topology)
     # What a worker would refuse later is refused before anything starts.
     environment.check_settings()

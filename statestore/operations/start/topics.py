@@ -95,8 +95,9 @@ def missing_topics(cluster: Cluster, specs: Sequence[TopicSpec]) -> list[TopicSp
         if found != spec.partitions:
             raise NotCopartitioned(
                 f"internal topic {spec.name} has {found} partitions, the topology needs "
-                f"{spec.partitions}: the input's partition count changed; bring the old "
-                "count back, or start under another application id"
+                f"{spec.partitions}: the input's partition count changed: `statestore repartition "
+                "--partitions` with the count that the inputs have now divides the state anew; or "
+                "bring the old count back, or start under another application id"
             )
     return [spec for spec in specs if spec.name not in existing]
 

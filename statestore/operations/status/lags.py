@@ -108,6 +108,27 @@ def to_restore(
     return total
 
 
+def changed_counts(facts: Facts, shape: Deployed) -> list[str]:
+    """Tell of sub-topologies with state whose inputs have other partitions than were deployed."""
+    found = []
+    for part in shape.sub_topologies:
+        now = {
+            tp.topic: tp.partition + 1
+            for task, tps in facts.tasks.items()
+            if task.sub_topology == part.ordinal
+            for tp in tps or ()
+        }
+        widest = max(now.values(), default=0)
+        has_state = any(store.sub_topology == part.ordinal for store in shape.stores.values())
+        if has_state and part.tasks and widest > part.tasks and not part.patterns:
+            found.append(
+                f"an input of sub-topology {part.ordinal} has {widest} partitions, and it was "
+                f"deployed with {part.tasks}: a start is refused until `statestore repartition "
+                f"--partitions {widest}` has divided its state"
+            )
+    return found
+
+
 def total_of(numbers: Iterable[int | None]) -> int | None:
     """The sum; None if one of them is not known, or if there is none."""
     total = None

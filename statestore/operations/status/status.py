@@ -41,6 +41,7 @@ from statestore.operations.status.lags import (
     Facts,
     InputLag,
     ask,
+    changed_counts,
     to_restore,
     total_of,
     totals_of,
@@ -52,6 +53,7 @@ from statestore.operations.status.left_out_sums import (
     of_all_runs,
     of_last_run,
 )
+from statestore.operations.unfinished import repartition_begun
 from statestore.tasks.progress_file import TaskProgress, read_progress
 
 T = TypeVar("T")
@@ -143,7 +145,8 @@ class Status(msgspec.Struct, frozen=True):
     A sum or a worst value is None if a part of it is not known, except that the last commit is that
     of the worst task that ever had one. `broker`: why it could not be asked; None if it answered.
     `relocation`: what is pending. `catch_up_seconds`: with the slots of the last run.
-    `restore_seconds`: of the slowest task. `problems`: what could not be read, and why.
+    `restore_seconds`: of the slowest task. `problems`: what could not be read, and why, or
+    has to be done before a start.
     """
 
     application_id: str
@@ -236,6 +239,12 @@ class StatusReader:
             nothing_else = OwnTopics(layout.application_id)
             own = problems.told(lambda: OwnTopics.of(layout, self._settings), nothing_else)
             facts = ask(self._client, shape, own)
+            problems += changed_counts(facts, shape)
+        if repartition_begun(layout):
+            problems.append(
+                "a change of the partition count was begun and not finished: a start is refused "
+                "until `statestore repartition` is repeated"
+            )
         expected = {*facts.tasks, *(shape.tasks() or ())}
         there: list[TaskId] = []
         names = sorted({*problems.told(lambda: list(layout.tasks()), there), *expected})

@@ -20,8 +20,9 @@ from statestore.errors import Misuse
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import IsolationLevel
-from statestore.model.records import Serde
+from statestore.model.records import Header, Serde
 from statestore.ports import Engine, Writes
+from statestore.serdes import composed
 from statestore.stores import keyvalue, offsets
 from statestore.stores.contracts import StateStore
 from statestore.stores.logged import sendable, true_times
@@ -81,6 +82,16 @@ class LoggedChanges(NamedTuple):
     begins: list[int | None]
     ends: list[int | None]
     times: list[int]
+
+
+class LoggedRow(NamedTuple):
+    """A record of a changelog: what it says of a row of its `partition`."""
+
+    partition: int
+    key: bytes
+    value: bytes | None
+    time_ms: int
+    headers: tuple[Header, ...] = ()
 
 
 class AnyReader(Protocol):
@@ -356,6 +367,31 @@ class StoreKind(ABC):
         `clock`: what the changelog has under `clock_row`.
         """
         return rows
+
+    # Other numbers of partitions (docs/adr/0052).
+
+    def placing_keys(self, spec: Any, batch: Batch) -> list[bytes | None]:
+        """Return the bytes that decide in which partition each record of the changelog lies.
+
+        None: it has no key, or is about its partition as a whole, and `about_all` takes it.
+        """
+        place, keys = composed.placed_by(spec.key_serde.name), batch.keys.objects
+        return keys if place is None else [None if key is None else place(key) for key in keys]
+
+    def about_all(self, spec: Any, rows: Sequence[LoggedRow]) -> list[LoggedRow]:  # noqa: ARG002
+        """Return what a partition has as a whole if its rows come from the partitions of `rows`.
+
+        `rows`: the last record of each partition and key that `placing_keys` gave None for. Misuse,
+        without the name of the store, if they cannot be one.
+        """
+        return []
+
+    def is_whole(self, batch: Batch, *, before: bool) -> bool:  # noqa: ARG002  # other logs may not be
+        """Return whether, after these records, the log is as this version writes it.
+
+        `before`: whether it was before them.
+        """
+        return True
 
     # The look-ups of operators.
 

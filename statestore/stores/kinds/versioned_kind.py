@@ -1,6 +1,6 @@
 """The kind of versioned stores: the latest version of each key in one table, history in another."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -8,11 +8,13 @@ from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Serde
 from statestore.ports import Engine
+from statestore.serdes import composed
 from statestore.stores import offsets
 from statestore.stores.kinds.kind import (
     ROWS_AT_ONCE,
     Later,
     LoggedChanges,
+    LoggedRow,
     LookUp,
     StoreKind,
     StoreTerms,
@@ -20,8 +22,11 @@ from statestore.stores.kinds.kind import (
 from statestore.stores.logged import (
     Forgotten,
     changed_versions,
+    joined_times,
+    keys_of_versions,
     of_the_log,
     read_versions,
+    stays_whole,
     strange_versions,
     versions,
 )
@@ -127,6 +132,25 @@ class VersionedKind(StoreKind):
         found = changed_versions(batch)
         places, keys, times, values = map(list, zip(*found, strict=True)) if found else ([],) * 4
         return LoggedChanges(places, keys, values, list(times), [None] * len(places), times)
+
+    def placing_keys(self, spec: VersionedSpec[Any, Any], batch: Batch) -> list[bytes | None]:
+        """Return the keys without the times of versions; None for what is about the log."""
+        place, keys = composed.placed_by(spec.key_serde.name), keys_of_versions(batch)
+        return keys if place is None else [None if key is None else place(key) for key in keys]
+
+    def about_all(
+        self,
+        spec: VersionedSpec[Any, Any],  # noqa: ARG002
+        rows: Sequence[LoggedRow],
+    ) -> list[LoggedRow]:
+        """Return the latest stream time and bound of history, and what all have forgotten."""
+        if not rows:
+            return []
+        newest = max(rows, key=lambda row: row.time_ms)
+        return [newest._replace(value=joined_times([row.value for row in rows if row.value]))]
+
+    def is_whole(self, batch: Batch, *, before: bool) -> bool:
+        return stays_whole(batch, is_whole=before)
 
     def look_up(self, table: VersionedTable) -> LookUp:
         """Return the look-up of the latest values."""

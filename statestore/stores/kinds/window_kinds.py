@@ -8,12 +8,15 @@ keys of the changelog end with them. Further rows find the windows of a key, and
 import sys
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, ClassVar
 
+from statestore.errors import Misuse
 from statestore.model.batch import Batch
 from statestore.model.modes import IsolationLevel
 from statestore.model.records import SESSION_BYTES, WINDOW_BYTES, Serde
 from statestore.ports import Writes
+from statestore.serdes import composed
 from statestore.stores import in_windows, sessions, windows
 from statestore.stores.in_windows import TIME_ROW, UNLOGGED, start_of
 from statestore.stores.keyvalue import TransactionalKeyValueStore
@@ -22,6 +25,7 @@ from statestore.stores.kinds.kind import (
     Columns,
     Later,
     LoggedChanges,
+    LoggedRow,
     LookUp,
     StoreKind,
     StoreTerms,
@@ -115,6 +119,32 @@ class KindInWindows(StoreKind):
             begins=[begins for begins, _ in spans],
             ends=[ends for _, ends in spans],
         )
+
+    def placing_keys(self, spec: InWindowsSpec, batch: Batch) -> list[bytes | None]:
+        """Return the keys without their windows; None for the record of stream time."""
+        place, width = composed.placed_by(spec.inner.name), self.span_bytes
+        keys = [
+            None if key is None or key == TIME_ROW else key[:-width] for key in batch.keys.objects
+        ]
+        return keys if place is None else [None if key is None else place(key) for key in keys]
+
+    def about_all(self, spec: InWindowsSpec, rows: Sequence[LoggedRow]) -> list[LoggedRow]:  # noqa: ARG002
+        """Return the latest stream time. Misuse if final results have gone out differently far."""
+        clocks = [(row, row.value) for row in rows if row.key == TIME_ROW and row.value]
+        if not clocks:
+            return []
+        size = in_windows.START.size
+        emitted = {value[size : 2 * size] for _, value in clocks}
+        if len(emitted) > 1:
+            raise Misuse(
+                "each window has one result, at its close, and the partitions have closed windows "
+                "up to different times, so some would have none or two: produce a record of one "
+                "and the same time, later than all others, into each partition, and process them"
+            )
+        parts = [[value[i : i + size] for i in range(0, len(value), size)] for _, value in clocks]
+        latest = [max(times) for times in zip_longest(*parts, fillvalue=b"")]
+        newest = max((row for row, _ in clocks), key=lambda row: row.time_ms)
+        return [newest._replace(value=b"".join(latest))]
 
     @abstractmethod
     def span_in(self, key: bytes, terms: StoreTerms) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from statestore.topology.joins.joiners import Joiner
 from statestore.topology.joins.own_rows import may_change, rows_of
 from statestore.topology.joins.stream_joins import LEFT, RIGHT, Side, StreamJoin
 from statestore.topology.materialized import Materialized
+from statestore.topology.moved_rows import RowsOfStreamJoin, RowsThatWait
 from statestore.topology.nodes import Build, Forward, NodeContext, Push, SendOldValues
 from statestore.topology.operators import passed
 from statestore.topology.tables.computed_tables import merged, updates
@@ -134,7 +135,7 @@ def stream_with_stream(
     join = StreamJoin(
         Side(LEFT, kept(mine, left), keys, -before, after, kind.right_may_lack),
         Side(RIGHT, kept(theirs, right), keys, -after, before, kind.left_may_lack),
-        KeyValueSpec(f"{shared}-store", serdes.BYTES, serdes.BYTES, terms=windows.terms),
+        _shared_rows(f"{shared}-store", left, windows),
         windows,
         joiner,
     )
@@ -313,6 +314,12 @@ def _terms(table: TableFlow) -> tuple[str, ...]:
     return (f"tolerance {table.history.tolerance_ms}",)
 
 
+def _shared_rows(name: str, flow: Flow, windows: JoinWindows) -> KeyValueSpec[Any, Any]:
+    """Describe the store of what both sides of a join of streams share."""
+    apart = RowsOfStreamJoin(flow.key_serde.name)
+    return KeyValueSpec(name, serdes.BYTES, serdes.BYTES, terms=windows.terms, apart=apart)
+
+
 def _with_grace(
     flow: Flow,
     table: TableFlow,
@@ -331,7 +338,8 @@ def _with_grace(
     builder = flow.builder
     terms = (f"grace {grace_ms}",)
     rows = composed.waiting(flow.value_serde)
-    store = KeyValueSpec(f"{name}-buffer", serdes.BYTES, rows, terms=terms)
+    apart = RowsThatWait(flow.key_serde.name)
+    store = KeyValueSpec(f"{name}-buffer", serdes.BYTES, rows, terms=terms, apart=apart)
     builder.keep(store)
     if not explicit:
         builder.note_unnamed(store.name)

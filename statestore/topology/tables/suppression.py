@@ -37,6 +37,7 @@ from statestore.serdes import composed
 from statestore.stores.specs import KeyValueSpec
 from statestore.topology.failures import encoded
 from statestore.topology.flows import Look, Stamp, TableFlow
+from statestore.topology.moved_rows import SuppressedRows
 from statestore.topology.nodes import Build, Forward, Held, NodeContext, Push, SendOldValues
 from statestore.topology.tables.suppressed import Suppressed
 from statestore.topology.windows.closing import (
@@ -73,6 +74,7 @@ def suppressed_table(table: TableFlow, suppressed: Suppressed, name: str | None)
         serdes.BYTES,
         composed.waiting(table.value_serde),
         terms=suppressed.terms,
+        apart=SuppressedRows(table.key_serde.name),
     )
     builder.keep(spec)
     if closes is None:

@@ -1,0 +1,362 @@
+"""Looks at brokers, and plans a change of the partition count; everything that refuses it is here.
+
+Nothing is written. What is read: the partitions of topics, the group's offsets, input that is not
+processed yet, and all changelogs whose records are to be divided.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from statestore.errors import Misuse, TopicMissing
+from statestore.layout.activity_files import Progress
+from statestore.model import time_marks
+from statestore.model.ids import TopicPartition
+from statestore.operations.deployed import Deployed, read_deployed
+from statestore.operations.environment import Environment
+from statestore.operations.repartition.logs_of_stores import Census, LoggedStore, Place
+from statestore.operations.repartition.partition_plan import (
+    GoesOn,
+    Inputs,
+    PartChange,
+    PartitionChanges,
+    RepartitionPlan,
+    StoreChange,
+    TopicChange,
+    changes_of,
+    check_stores,
+    check_topology,
+    copied_by,
+    names,
+    stamp_of,
+)
+from statestore.ports import GroupOffset
+from statestore.serdes import composed
+from statestore.stores.kinds.registry import kind_of
+from statestore.topology.graph import Topology
+from statestore.topology.logs import log_of, logs
+from statestore.topology.nodes import OperatorNode, TopicName
+from statestore.topology.sub_topologies import SubTopology
+
+_HASHES = ("murmur2", "crc32")
+
+
+@dataclass(frozen=True)
+class PartitionsAsked:
+    """What the caller asks for. `partitioner`: the hash that producers use; None: found out."""
+
+    partitions: int
+    inputs: Inputs = Inputs.KEEP
+    partitioner: str | None = None
+
+
+class _Input(NamedTuple):
+    """A topic that a changing sub-topology reads: its partitions when it was read, and now."""
+
+    name: TopicName
+    topic: str
+    before: int
+    now: int
+
+
+class Planner:
+    """Plans the change of one stopped application."""
+
+    def __init__(
+        self, environment: Environment, topology: Topology, asked: PartitionsAsked, told: Progress
+    ) -> None:
+        self._environment = environment
+        self._topology = topology
+        self._asked = asked
+        self._told = told
+        self._cluster = environment.cluster
+        self._application_id = environment.settings.application_id
+        self._deployed: Deployed = read_deployed(environment.layout)
+
+    def plan(self) -> RepartitionPlan:
+        """Plan it. Misuse, TopologyMismatch or NotCopartitioned say what cannot be."""
+        topology, cluster = self._topology, self._cluster
+        reused = logs(topology, self._environment.settings).topics()
+        check_topology(topology, self._deployed, reused)
+        read, _ = topology.topics()
+        existing = cluster.partitions(sorted(read))
+        if missing := sorted(read - existing.keys()):
+            raise TopicMissing(f"topics that do not exist: {names(missing)}: create them first")
+        changes = changes_of(topology, self._deployed, existing, self._asked.partitions)
+        parts = [topology.sub_topologies[ordinal] for ordinal in sorted(changes.parts)]
+        check_stores(topology, [store for part in parts for store in part.stores])
+        inputs = {
+            part.ordinal: self._inputs(part, changes.parts[part.ordinal], existing)
+            for part in parts
+        }
+        topics = self._topics(parts, changes, inputs)
+        stores: list[StoreChange] = []
+        offsets: dict[TopicPartition, GoesOn] = {}
+        for part in parts:
+            group = self._group(inputs[part.ordinal])
+            self._check_drained(part, inputs[part.ordinal], group)
+            stores += self._stores(part, changes.parts[part.ordinal], inputs[part.ordinal], group)
+            for at in self._offsets(inputs[part.ordinal], changes, group):
+                offsets[TopicPartition(at.topic, at.partition)] = at
+        return RepartitionPlan(
+            self._application_id,
+            self._asked.partitions,
+            list(changes.parts.values()),
+            topics + self._changelogs(stores, changes),
+            stores,
+            list(offsets.values()),
+        )
+
+    # Topics.
+
+    def _inputs(
+        self, part: SubTopology, change: PartChange, existing: Mapping[str, int]
+    ) -> list[_Input]:
+        internal = [t.full(self._application_id) for t in part.source_topics if t.internal]
+        known = {**existing, **self._cluster.partitions(internal)}
+        found = []
+        for name in part.source_topics:
+            topic = name.full(self._application_id)
+            now = known.get(topic, 0)
+            # A topic that has grown since has the partitions of before among those of now.
+            found.append(_Input(name, topic, min(now, change.before), now))
+        return found
+
+    def _topics(
+        self,
+        parts: Sequence[SubTopology],
+        changes: PartitionChanges,
+        inputs: Mapping[int, Sequence[_Input]],
+    ) -> list[TopicChange]:
+        found: dict[str, TopicChange] = {}
+        for one in (it for part in parts for it in inputs[part.ordinal]):
+            after = changes.counts[one.name]
+            if one.name.internal:
+                found[one.topic] = self._anew(one.topic, "repartition", one.now, after)
+            elif one.now < after:
+                self._may(Inputs.GROW, one, after)
+                found[one.topic] = TopicChange(one.topic, "input", one.now, after, False)
+            elif one.now > after:
+                self._may(Inputs.RECREATE, one, after)
+                found[one.topic] = self._anew(one.topic, "input", one.now, after)
+        return list(found.values())
+
+    def _may(self, needed: Inputs, one: _Input, after: int) -> None:
+        if self._asked.inputs is needed:
+            return
+        if needed is Inputs.GROW:
+            raise Misuse(
+                f"input {one.topic} has {one.now} partitions, not {after}: stop its producers and "
+                "pass --grow-inputs, or add the partitions yourself, then repeat the command"
+            )
+        raise Misuse(
+            f"input {one.topic} has {one.now} partitions, and no topic ever gets fewer, so "
+            f"{after} are too few: ask for {one.now} or more; or, as all of its records are "
+            "processed, stop its producers and pass --recreate-inputs, which deletes the topic "
+            "with all its records and creates it again"
+        )
+
+    def _anew(self, topic: str, role: str, before: int, after: int) -> TopicChange:
+        told = self._cluster.topic_settings([topic]).get(topic, {})
+        config = {key: value for key, value in told.items() if value}
+        return TopicChange(topic, role, before, after, True, config)
+
+    def _changelogs(
+        self, stores: Sequence[StoreChange], changes: PartitionChanges
+    ) -> list[TopicChange]:
+        return [
+            self._anew(
+                store.changelog,
+                "changelog",
+                changes.parts[store.sub_topology].before,
+                changes.parts[store.sub_topology].after,
+            )
+            for store in stores
+        ]
+
+    # Input.
+
+    def _group(self, inputs: Sequence[_Input]) -> Mapping[TopicPartition, GroupOffset]:
+        tps = [TopicPartition(one.topic, p) for one in inputs for p in range(one.now)]
+        return self._cluster.group_offsets(tps) if tps else {}
+
+    def _check_drained(
+        self,
+        part: SubTopology,
+        inputs: Sequence[_Input],
+        group: Mapping[TopicPartition, GroupOffset],
+    ) -> None:
+        """Misuse if records under way are lost if their topic is created again."""
+        for one in inputs:
+            begins_anew = one.name.internal or one.now > self._asked.partitions
+            if not begins_anew:
+                continue
+            tps = [TopicPartition(one.topic, p) for p in range(one.now)]
+            for tp in tps:
+                if any(True for _ in self._unprocessed(tp, group)):
+                    raise Misuse(
+                        f"{tp} has records that sub-topology {part.ordinal} has not processed, "
+                        "and the topic is created again: process everything to the end first "
+                        "(`statestore run`, without --run-for), then repeat the command"
+                    )
+
+    def _unprocessed(
+        self, tp: TopicPartition, group: Mapping[TopicPartition, GroupOffset]
+    ) -> Iterator[list[bytes | None]]:
+        """Yield the keys of records that are not processed, without time marks."""
+        bounds = self._cluster.bounds([tp])[tp]
+        start = max(group[tp].offset if tp in group else bounds.start, bounds.start)
+        if start >= bounds.end:
+            return
+        for stretch in self._environment.changelog.replay(tp, start, bounds.end):
+            keys, values = stretch.batch.keys.objects, stretch.batch.values.objects
+            marks = {*time_marks.places_of(keys, values)}
+            left = [key for i, key in enumerate(keys) if i not in marks]
+            if left:
+                yield left
+
+    def _check_places(
+        self,
+        part: SubTopology,
+        change: PartChange,
+        inputs: Sequence[_Input],
+        group: Mapping[TopicPartition, GroupOffset],
+        hash_name: str,
+    ) -> None:
+        """Misuse if a record that is not processed lies where its key does not belong any more."""
+        serdes = {topic: node.key_serde for node in part.sources for topic in node.topics}
+        place = self._environment.partitioners[hash_name]
+        for one in inputs:
+            if one.name.internal or not part.stores or one.now > change.after:
+                continue
+            for p in range(one.now):
+                tp = TopicPartition(one.topic, p)
+                for keys in self._unprocessed(tp, group):
+                    placing = composed.placing(serdes[one.name], keys) or keys
+                    known = [key for key in placing if key]
+                    wrong = [
+                        k
+                        for k, at in zip(known, place(known, change.after), strict=True)
+                        if at != p
+                    ]
+                    if wrong:
+                        raise Misuse(self._misplaced(tp, wrong[0], change, grown=one.now))
+
+    def _misplaced(self, tp: TopicPartition, key: bytes, change: PartChange, *, grown: int) -> str:
+        said = (
+            f"{tp} has a record of key {key[:60]!r} that is not processed and that belongs to "
+            f"another partition of {change.after}: its state would be elsewhere"
+        )
+        if grown > change.before:
+            return (
+                f"{said}; the topic has grown since, so the application cannot process it with the "
+                "old count: produce such records again, which puts them where they belong, and "
+                "delete these (kafka-delete-records.sh)"
+            )
+        return (
+            f"{said}: process everything to the end first (`statestore run`, without --run-for), "
+            "with the producers stopped, then repeat the command"
+        )
+
+    # Stores.
+
+    def _stores(
+        self,
+        part: SubTopology,
+        change: PartChange,
+        inputs: Sequence[_Input],
+        group: Mapping[TopicPartition, GroupOffset],
+    ) -> list[StoreChange]:
+        places: dict[str, Place] = {n: self._environment.partitioners[n] for n in _HASHES}
+        if self._asked.partitioner is not None:
+            places = {self._asked.partitioner: places[self._asked.partitioner]}
+        census = Census(self._environment.changelog, places)
+        counted = []
+        for name in part.stores:
+            store = self._logged(name, change)
+            tps = [TopicPartition(store.topic, p) for p in range(store.before)]
+            bounds = self._cluster.bounds(tps)
+            expected = sum(one.end - one.start for one in bounds.values())
+            self._told.expect(expected)
+            counted.append((store, census.count(store, bounds)))
+            self._told.done(expected)
+        chosen = self._chosen(part, change, census)
+        self._check_places(part, change, inputs, group, chosen)
+        return [
+            StoreChange(
+                store.spec.name,
+                kind_of(store.spec).name,
+                part.ordinal,
+                store.topic,
+                copied_by(self._application_id, store.spec.name),
+                chosen,
+                records,
+            )
+            for store, records in counted
+        ]
+
+    def _logged(self, name: str, change: PartChange) -> LoggedStore:
+        topic = log_of(self._application_id, name, {})
+        there = self._cluster.partitions([topic]).get(topic)
+        if there != change.before:
+            raise Misuse(
+                f"changelog {topic} of store {name} has {there or 'no'} partitions, and the store "
+                f"was deployed with {change.before}: bring the topic back first"
+            )
+        known = self._deployed.stores[name].changelog_id
+        if known is not None and self._cluster.topic_ids([topic])[topic] != known:
+            raise Misuse(
+                f"changelog {topic} of store {name} was deleted and created again since it was "
+                "deployed: bring the topic back first"
+            )
+        return LoggedStore(self._topology.stores[name], topic, change.before, change.after)
+
+    def _chosen(self, part: SubTopology, change: PartChange, census: Census) -> str:
+        """The hash that places the keys; Misuse if two may, and nobody says which."""
+        ours = "crc32" if self._environment.settings.partitioner.startswith("cons") else "murmur2"
+        if len(census.fitting) == 1:
+            return min(census.fitting)
+        from_others = any(not topic.internal for topic in part.source_topics)
+        own_keys = change.before == 1 and any(
+            isinstance(node, OperatorNode) and node.fans_out and node.stores for node in part.nodes
+        )
+        if census.keys and (from_others or own_keys):
+            raise Misuse(
+                f"sub-topology {part.ordinal}: its {census.keys} records lie where both murmur2 "
+                "and crc32 put them, so they do not show which one places the keys of its inputs "
+                f"({names(t.without_application() for t in part.source_topics)}), and that all "
+                "rows have the keys of their records: pass --partitioner murmur2 (clients in Java, "
+                "and what statestore writes) or --partitioner crc32 (librdkafka's default)"
+            )
+        return ours
+
+    # Offsets.
+
+    def _offsets(
+        self,
+        inputs: Sequence[_Input],
+        changes: PartitionChanges,
+        group: Mapping[TopicPartition, GroupOffset],
+    ) -> Iterator[GoesOn]:
+        stamp = stamp_of(group)
+        if stamp is None:
+            return  # No task ever committed, so its inputs begin where a first start has them.
+        text = stamp.text()
+        tps = [TopicPartition(one.topic, p) for one in inputs for p in range(one.now)]
+        bounds = self._cluster.bounds(tps)
+        for one in inputs:
+            after = changes.counts[one.name]
+            anew = one.name.internal or one.now > after
+            for p in range(after):
+                tp, offset = TopicPartition(one.topic, p), 0
+                if tp in group and not anew:
+                    offset = group[tp].offset
+                elif tp in bounds and not anew:
+                    offset = bounds[tp].start
+                yield GoesOn(one.topic, p, offset, text)
+
+
+def logged_store(topology: Topology, plan: RepartitionPlan, change: StoreChange) -> LoggedStore:
+    """The store of a plan, as its log is divided."""
+    part = next(one for one in plan.parts if one.sub_topology == change.sub_topology)
+    return LoggedStore(topology.stores[change.store], change.changelog, part.before, part.after)

@@ -1,0 +1,52 @@
+"""What a start refuses to go on from: a reset, or a change of the partition count, half done."""
+
+from pathlib import Path
+
+from statestore.errors import Misuse
+from statestore.layout.folders import StateLayout
+
+
+def reset_file(layout: StateLayout) -> Path:
+    """The journal of a reset, which exists while one goes on."""
+    return layout.application_dir / "reset.json"
+
+
+def repartition_file(layout: StateLayout) -> Path:
+    """The journal of a change of the partition count, which exists while one is finished."""
+    return layout.application_dir / "repartition.json"
+
+
+def require_no_reset(layout: StateLayout) -> None:
+    """Raise Misuse if a reset was begun and not finished: state and offsets do not match then."""
+    if _exists(reset_file(layout)):
+        raise Misuse(
+            f"a reset of {layout.application_id} was begun and not finished: repeat "
+            "`statestore reset`, which finishes it"
+        )
+
+
+def require_no_repartition(layout: StateLayout) -> None:
+    """Raise Misuse if the partition count is being changed: topics and offsets do not match."""
+    if repartition_begun(layout):
+        raise Misuse(
+            f"a change of the partition count of {layout.application_id} was begun and not "
+            "finished: repeat `statestore repartition`, which finishes it"
+        )
+
+
+def repartition_begun(layout: StateLayout) -> bool:
+    """Whether the partition count is being changed: its journal is there."""
+    return _exists(repartition_file(layout))
+
+
+def require_whole(layout: StateLayout) -> None:
+    """Raise Misuse if either was begun and not finished."""
+    require_no_reset(layout)
+    require_no_repartition(layout)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False  # The next read or write there reports what is wrong with the folder.
