@@ -250,6 +250,18 @@ def test_a_change_that_died_before_its_journal_leaves_the_application_as_it_was(
     assert world.rows() == world.sent
 
 
+def test_an_input_that_was_created_again_with_fewer_partitions_is_refused(folder: Path) -> None:
+    world = World(folder, counting()).send(60)
+    world.run()
+    cluster = world.broker.cluster("app")
+    cluster.remove(["in"], None)
+    cluster.create([TopicSpec("in", world.partitions - 1, {})])
+    before = world.topics()
+    with pytest.raises(Misuse, match="has lost what nobody knows to be processed"):
+        world.change(world.partitions - 1)
+    assert world.topics() == before
+
+
 def test_status_names_the_command_for_a_grown_input_and_for_a_change_half_done(
     folder: Path,
 ) -> None:

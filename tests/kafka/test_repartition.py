@@ -67,12 +67,14 @@ def test_from_four_to_six_to_three_with_all_counts_exact(app: App) -> None:
     app.produce(range(3000, 6000))
     app.drained()
     exact(app, range(6000))
+    audited(app)
     changed(app, "--partitions=3", "--recreate-inputs", "--yes")
     assert app.drained()["restored_records"] > 0
     exact(app, range(6000))
     app.produce(range(6000, 9000))
     app.drained()
     exact(app, range(9000))
+    audited(app)
     updates_in_order(sorted(app.read(), key=lambda row: (row.key, row.value)))
     assert not [topic for topic in app.topics() if topic.endswith("-repartitioning")]
 
@@ -90,6 +92,7 @@ def test_killed_at_each_step_it_goes_on_and_loses_nothing(app: App) -> None:
     app.produce(range(500, 1000))
     app.drained()
     exact(app, range(1000))
+    audited(app)
 
 
 @pytest.mark.thorough

@@ -118,6 +118,14 @@ class Planner:
         for name in part.source_topics:
             topic = name.full(self._application_id)
             now = known.get(topic, 0)
+            if now < change.before and not name.internal:
+                raise Misuse(
+                    f"input {topic} has {now} partitions, and sub-topology {part.ordinal} was "
+                    f"deployed with {change.before} stream tasks: an input that was created again "
+                    "has lost what nobody knows to be processed, and inputs of different counts "
+                    "cannot be divided alike: start under another application id, or `statestore "
+                    "reset`"
+                )
             # A topic that has grown since has the partitions of before among those of now.
             found.append(_Input(name, topic, min(now, change.before), now))
         return found
