@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from tests.relocation_rig import in_memory_folder
 pytestmark = pytest.mark.timeout(900)
 
 TICKS = [f"tick{n}" for n in range(40)]
-"""Keys of which each partition has some, whether there are 3, 4 or 6."""
+"""Keys of which each partition has some, whether there are 2, 3, 4 or 6."""
 
 
 def pipeline() -> ss.Topology:
@@ -153,17 +154,26 @@ def folder() -> Iterator[Path]:
         yield found
 
 
-@pytest.mark.thorough
-def test_what_changes_from_four_to_six_to_three_is_as_if_it_had_been_three(folder: Path) -> None:
-    world, other = Divided(folder / "a"), Divided(folder / "b", partitions=3)
-    for one in (world, other):
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param([2, 3], marks=pytest.mark.thorough),
+        pytest.param([4, 6, 3], marks=pytest.mark.slow),
+    ],
+    ids=["2 to 3", "4 to 6 to 3"],
+)
+def test_what_changed_its_partitions_is_as_if_it_had_been_made_with_the_last_count(
+    folder: Path, counts: list[int]
+) -> None:
+    worlds = [Divided(folder / "a", partitions=counts[0])]
+    worlds.append(Divided(folder / "b", partitions=counts[-1]))
+    for one in worlds:
         one.phase(60)
-    world.change(6, Inputs.GROW)
-    for one in (world, other):
-        one.phase(60)
-    world.change(3, Inputs.RECREATE)
-    for one in (world, other):
-        one.phase(60)
+    for before, after in pairwise(counts):
+        worlds[0].change(after, Inputs.GROW if after > before else Inputs.RECREATE)
+        for one in worlds:
+            one.phase(60)
+    world, other = worlds
     assert by_key(world) == by_key(other)
     assert waiting(world) == waiting(other)
     assert said(world) == said(other)
