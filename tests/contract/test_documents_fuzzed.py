@@ -32,12 +32,15 @@ from statestore.layout.global_versions import GlobalVersions
 from statestore.layout.owners import Owner
 from statestore.layout.snapshots import TaskSnapshots
 from statestore.model.ids import TaskId
-from statestore.operations import clone_record, deployed, reset
+from statestore.operations import clone_record, deployed, move_record, reset
 from statestore.operations.exports import create, leases
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.leases import Leases
 from statestore.operations.exports.manifest import ExportManifest
 from statestore.operations.relocation import disk
+from statestore.operations.repartition.apply import read_begun
+from statestore.operations.repartition.partition_plan import RepartitionPlan
+from statestore.operations.unfinished import repartition_file
 from statestore.runtime import Runtime
 from statestore.targets import FsspecTarget
 from statestore.tasks import history, input_checkpoint, progress_file
@@ -262,6 +265,13 @@ def _reset(place: Place) -> None:
         reset._Reset(runtime).plan(reset.ResetTo())
 
 
+def _repartitioned(place: Place) -> None:
+    found = read_begun(place.layout)
+    if found is not None:
+        found.tasks(), found.anything
+        [found.after(part.sub_topology) for part in found.parts]
+
+
 def _exported(place: Place) -> None:
     exports = place.exports
     for _ in exports.listed():
@@ -335,6 +345,11 @@ DOORS = {
         lambda at: TaskSnapshots(at.task).path(SNAPSHOT) / "snapshot.json",
         (_snapshots,),
     ),
+    "MoveRecord": Door(
+        move_record.MoveRecord,
+        lambda at: at.application / "move.json",
+        (lambda at: move_record.read_move(at.layout), *LISTED),
+    ),
     "Owner": Door(Owner, lambda at: at.task / "owner.json", (_owned, *LISTED)),
     "Owner of the application": Door(
         Owner, lambda at: at.application / "owner.json", (_owned, *LISTED)
@@ -346,6 +361,9 @@ DOORS = {
     ),
     "RelocationJournal": Door(
         disk.RelocationJournal, lambda at: disk.journal_file(at.layout), (_relocations, *LISTED)
+    ),
+    "RepartitionPlan": Door(
+        RepartitionPlan, lambda at: repartition_file(at.layout), (_repartitioned, *LISTED)
     ),
     "Request": Door(
         snapshots.Request, lambda at: at.task / f"snapshot-request-{SNAPSHOT}", (_snapshots,)

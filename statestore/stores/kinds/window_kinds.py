@@ -37,6 +37,9 @@ from statestore.stores.specs import InWindowsSpec, SessionSpec, WindowSpec
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.windows import TransactionalWindowStore, WindowReader
 
+# Stream time, behind it how far final results have gone, and behind that the latest time seen.
+_CLOCK_BYTES = (WINDOW_BYTES, 2 * WINDOW_BYTES, 3 * WINDOW_BYTES)
+
 
 class KindInWindows(StoreKind):
     """What both kinds share."""
@@ -107,7 +110,7 @@ class KindInWindows(StoreKind):
 
     def _may_be_ours(self, key: bytes | None, value: bytes | None) -> bool:
         if key == TIME_ROW:
-            return value is None or len(value) == WINDOW_BYTES
+            return value is None or len(value) in _CLOCK_BYTES
         known = key is None or len(key) >= self.span_bytes
         return known and (key is None or self.rows_of([key])[0] < UNLOGGED)
 
