@@ -61,8 +61,20 @@ class ContinuousExports:
     def _work(self) -> None:
         wait_s = max(min(_FIRST_S, self._every_s), self._due_s())
         while not self._ending.wait(wait_s):
-            self._export()
+            if self._has_stores():
+                self._export()
             wait_s = self._every_s
+
+    def _has_stores(self) -> bool:
+        """Return whether there is a store to export; a first run has none at its beginning."""
+        layout = self._environment.layout
+        try:
+            found = any(layout.stores(task) for task in layout.tasks())
+        except StateStoreError:
+            return True  # The export says what is wrong.
+        if not found:
+            _log.info("not exported: there is no store on disk yet")
+        return found
 
     def _due_s(self) -> float:
         """In how many seconds the newest export is as old as the interval."""
