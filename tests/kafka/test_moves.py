@@ -5,6 +5,7 @@ the other, is each update once. Shows I45.
 """
 
 import json
+import re
 import signal
 import struct
 from collections.abc import Iterator, Sequence
@@ -260,7 +261,9 @@ def test_an_application_that_has_not_processed_everything_is_not_exported(houses
     died = houses.old.run(crash_at=f"{CrashPoint.CLOSE_RELEASED}:2")
     assert died.code == -signal.SIGKILL
     ended = houses.export()
-    assert_refused(ended, 7, "Unavailable", "let a bounded run")
+    # Tasks are released side by side: the kill may leave another one's store behind its log, too.
+    assert_refused(ended, 7, "Unavailable")
+    assert re.search("let a bounded run|run it once to its end", ended.message), ended.message
     houses.old.drained()
     ended = houses.export()
     assert ended.code == 0, ended.err

@@ -96,6 +96,11 @@ class TransactionalId:
         self.coordinator = Coordinator(cluster, links, "transaction", name)
         self._timeout_ms = timeout_ms
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this owner has opened it: an idle stream task never does (docs/adr/0046)."""
+        return self.producer_id >= 0
+
     def open(self, deadline_s: float) -> None:
         """Fence the last owner, and abort its open transaction."""
         self.producer_id = self.epoch = -1

@@ -227,7 +227,8 @@ class WireOutbox:
                 if current is not None and has_sent:
                     self._ids[current].end(commit=False, deadline_s=deadline_s)
                 for one in self._ids:
-                    self._wait_ended(one, deadline_s)
+                    if one.is_open:
+                        self._wait_ended(one, deadline_s)
             except StateStoreError as failure:
                 _log.info(
                     "the last transaction of %s is left for its next owner: %s",
