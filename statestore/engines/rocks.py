@@ -49,7 +49,14 @@ from statestore.engines.rocks_cursors import Cursors, RocksCursor, RocksSeeker
 from statestore.engines.rocks_errors import translate
 from statestore.engines.rocks_files import DESCRIPTION_MAX
 from statestore.engines.rocks_order import Ordered, fill
-from statestore.errors import HostFailure, Misuse, StateStoreError, StoreClosed, TaskCorrupted
+from statestore.errors import (
+    HostFailure,
+    Misuse,
+    StateStoreError,
+    StoreClosed,
+    TaskCorrupted,
+    log_left,
+)
 from statestore.layout.linked_files import DATA
 from statestore.ports import Writes
 
@@ -339,8 +346,8 @@ class RocksEngine:
         _LOG.warning("%s: the database was not closed by its owner: closing it", self._path)
         try:
             self.close()
-        except StateStoreError:
-            _LOG.exception("%s: could not close the database", self._path)
+        except StateStoreError as error:
+            log_left(_LOG, error, f"{self._path}: could not close the database")
 
     def _flush(self) -> None:
         if not self._read_only and not self._flushed():
