@@ -79,6 +79,19 @@ def test_a_cluster_tells_where_partitions_and_coordinators_are(
     found.close()
 
 
+@pytest.mark.parametrize("timeout_ms", ["200", "1000", "3000"])
+def test_a_topic_that_does_not_exist_is_missing_however_short_the_patience(
+    kafka: LocalKafka, request: pytest.FixtureRequest, timeout_ms: str
+) -> None:
+    topic = name_of(request.node.name)
+    with closing(cluster(kafka.bootstrap_servers, timeout_ms=timeout_ms)) as found:
+        found.has_transactions()
+        with pytest.raises(TopicMissing, match="create the topic or correct its name"):
+            found.partitions(topic)
+        with pytest.raises(TopicMissing, match="create the topic or correct its name"):
+            found.leaders([TopicPartition(topic, 0)])
+
+
 def test_a_user_logs_in_and_a_wrong_password_is_an_invalid_setting(asking: LocalKafka) -> None:
     user = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
     user |= {"sasl.username": "me", "sasl.password": "secret-1"}

@@ -76,16 +76,12 @@ class Retries:
         self._next_s = _AGAIN_S
         self._never = threading.Event()
 
-    def is_over(self) -> bool:
-        """Return whether the time is up."""
-        return monotonic() >= self._deadline_s
-
     def wait(self) -> bool:
-        """Wait before the next attempt; False, at once, if the time is up."""
+        """Wait before the next attempt; False, at once, if no time is left for its answer."""
         left_s = self._deadline_s - monotonic()
-        if left_s <= 0:
+        if left_s <= _AGAIN_S:
             return False
-        self._never.wait(min(self._next_s * random.uniform(0.8, 1.2), left_s))
+        self._never.wait(min(self._next_s * random.uniform(0.8, 1.2), left_s / 2))
         self._next_s = min(self._next_s * 2, _AGAIN_MAX_S)
         return True
 
@@ -259,7 +255,10 @@ class ClusterMap:
 
     def _refresh(self, topics: list[str], wanted: list[TopicPartition], deadline_s: float) -> None:
         """Ask for these topics until each of the partitions has a leader."""
-        appears_s = monotonic() + min(_APPEARS_S, self._timeout_s)
+        # Half of the time that is left: a topic that does not exist is said to be missing, not
+        # that nobody answered.
+        now_s = monotonic()
+        appears_s = now_s + min(_APPEARS_S, (deadline_s - now_s) / 2)
 
         def ask(link: Connection, deadline_s: float) -> None:
             found = self._metadata(link, topics, deadline_s)

@@ -317,7 +317,7 @@ class Fetcher:
         self._cluster.moved([log.tp])
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             log.unknown_s = min(log.unknown_s, now_s)
-            is_passed = now_s - log.unknown_s < min(_APPEARS_S, self._cluster.timeout_s)
+            is_passed = now_s - log.unknown_s < min(_APPEARS_S, self._cluster.timeout_s / 2)
         else:
             is_passed = is_passing(code)
         if is_passed:
