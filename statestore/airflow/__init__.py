@@ -18,6 +18,7 @@ from statestore.airflow.factories.checkpoint_export import checkpoint_export
 from statestore.airflow.factories.consistency_check import consistency_check
 from statestore.airflow.factories.crash_drill import crash_drill
 from statestore.airflow.factories.micro_batches import micro_batches
+from statestore.airflow.factories.partition_change import partition_change
 from statestore.airflow.factories.state_relocation import state_relocation
 from statestore.airflow.factories.watch import watch
 from statestore.airflow.factories.when_input import when_input
@@ -41,6 +42,7 @@ __all__ = [
     "crash_drill",
     "load_applications",
     "micro_batches",
+    "partition_change",
     "state_relocation",
     "watch",
     "when_input",

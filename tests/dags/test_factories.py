@@ -30,6 +30,7 @@ FACTORIES = [
     "consistency_check",
     "crash_drill",
     "micro_batches",
+    "partition_change",
     "state_relocation",
     "watch",
     "when_input",
@@ -39,6 +40,7 @@ WORK = {
     "consistency_check": {"audit"},
     "crash_drill": {"drill"},
     "micro_batches": {"process"},
+    "partition_change": {"dry_run", "apply", "look_again"},
     "state_relocation": {"dry_run", "apply", "look_again"},
     "watch": {"look"},
     "when_input": set(),
@@ -83,9 +85,12 @@ def test_a_dag_in_one_line_for_each_of_two_applications(factory: str, folder: Pa
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_every_factory_takes_the_same_arguments(factory: str, folder: Path) -> None:
     begin = datetime(2026, 5, 1, tzinfo=UTC)
+    # What runs by itself needs a value for each field of its form.
+    own = {"partitions": 6} if factory == "partition_change" else {}
     dag = made_by(
         factory,
         "orders",
+        **own,
         config=folder / "statestore.toml",
         settings={"commit.interval.ms": 500},
         connection="kafka_prod",
@@ -253,10 +258,11 @@ def test_a_dag_of_another_id_is_found_by_those_that_start_it(folder: Path) -> No
     config = folder / "statestore.toml"
     waits: Any = made_by("when_input", "orders", config=config, processed_by="mine")
     assert waits.get_task("process").trigger_dag_id == "mine"
-    moves = made_by("state_relocation", "orders", config=config, processed_by="mine")
-    assert (moves.user_defined_macros or {})["micro_batches"] == {"orders": "mine"}
-    with pytest.raises(ValueError, match="name that application"):
-        made_by("state_relocation", config=config, processed_by="mine")
+    for change in ("state_relocation", "partition_change"):
+        made = made_by(change, "orders", config=config, processed_by="mine")
+        assert (made.user_defined_macros or {})["micro_batches"] == {"orders": "mine"}
+        with pytest.raises(ValueError, match="name that application"):
+            made_by(change, config=config, processed_by="mine")
 
 
 def test_the_file_beside_the_dag_file_comes_before_that_of_airflows_folder(

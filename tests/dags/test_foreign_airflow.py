@@ -46,6 +46,7 @@ from statestore.airflow import *
 
 dags = [micro_batches("orders"), when_input("orders"), watch("orders"), crash_drill("orders")]
 dags += [checkpoint_export("orders"), consistency_check("orders"), state_relocation("orders")]
+dags += [partition_change("orders")]
 of_payments = dict(
     connection="kafka_prod",
     pipeline="shop:payments",
@@ -58,7 +59,7 @@ dags += [
 ]
 """
 OF_ORDERS = ["checkpoint_export", "consistency_check", "crash_drill", "micro_batches"]
-OF_ORDERS += ["state_relocation", "watch", "when_input"]
+OF_ORDERS += ["partition_change", "state_relocation", "watch", "when_input"]
 EXPECTED = [f"orders__{name}" for name in OF_ORDERS]
 EXPECTED += [f"payments__{name}" for name in ("micro_batches", "watch", "when_input")]
 
