@@ -148,16 +148,20 @@ class Topology:
         These are all stores that are written from a topic with such a partitioner.
         """
         placed = self.placed_by
-        writers: dict[str, list[str]] = {}
-        for node in self.nodes if placed else ():
-            if not isinstance(node, OperatorNode) or not node.only_reads:
-                for store in node.stores:
-                    writers.setdefault(store, []).append(node.name)
         return {
             store
-            for store, names in writers.items()
-            if not placed.keys().isdisjoint(self.topics_above(names))
+            for store in (self.stores if placed else ())
+            if not placed.keys().isdisjoint(self.topics_into(store))
         }
+
+    def topics_into(self, store: str) -> tuple[TopicName, ...]:
+        """Return the source topics whose records reach the nodes that write a store."""
+        writers = [
+            node.name
+            for node in self.nodes
+            if store in node.stores and not (isinstance(node, OperatorNode) and node.only_reads)
+        ]
+        return self.topics_above(writers)
 
     def meetings(self) -> Iterator[Joined]:
         """Yield each node with state or a join that several topics reach, with these topics."""

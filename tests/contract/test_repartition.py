@@ -21,6 +21,7 @@ from statestore.kafka.partitioner import murmur2_partition
 from statestore.layout.audits import AuditVerdict
 from statestore.model.ids import TopicPartition
 from statestore.operations.audits.perform import audit
+from statestore.operations.exports.create import create_export
 from statestore.operations.repartition.apply import repartition
 from statestore.operations.repartition.partition_plan import Inputs, RepartitionReport
 from statestore.operations.repartition.planner import PartitionsAsked
@@ -100,9 +101,20 @@ class Divided(World):
         self.run(pipeline())
 
     def rows(self, application_id: str = "app") -> dict[str, list[Any]]:
-        named = {"state_dir": str(self.state_dir), "application_id": application_id}
+        """Read an export: live, each store of a task costs a snapshot of all of them."""
+        with self.runtime(application_id) as runtime:
+            create_export(runtime)
         stores = [name for name, spec in pipeline().stores.items() if spec.persistent]
-        return {store: rows_of({**named, "store": store}) for store in stores}
+        return {store: rows_of({**self.exported(), "store": store}) for store in stores}
+
+    def exported(self) -> dict[str, str]:
+        """The options that show the latest export."""
+        return {
+            "state_dir": str(self.state_dir),
+            "application_id": "app",
+            "export": "latest",
+            "target": str(self.root / "exports"),
+        }
 
     def change(
         self, partitions: int, inputs: Inputs, *, dry_run: bool = False
@@ -133,9 +145,9 @@ def by_key(world: Divided) -> dict[str, list[Any]]:
 
 
 def waiting(world: Divided) -> dict[str, int]:
-    """How many rows of operators' own wait, by store."""
+    """How many rows of operators' own wait, by store, in the export that `by_key` took."""
     stores = ("waiting-buffer", "held-store", "near-shared-join-store")
-    named = {"state_dir": str(world.state_dir), "application_id": "app"}
+    named = world.exported()
     return {
         store: sum(row[1][:1] in b"w\x00\x01" for row in rows_of({**named, "store": store}))
         for store in stores

@@ -5,6 +5,7 @@ I46: no start goes on in between, and no record is without a copy.
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ from statestore.runtime import Runtime
 from statestore.spark.datasource import TransactionalStore
 from statestore.testing.memory_broker import MemoryBroker
 from tests.builders import ManualClock
+from tests.contract import user_stores
 from tests.contract.mirrored_stores import MirroredSpec, MirroredStore
 from tests.relocation_rig import in_memory_folder
 
@@ -393,15 +395,38 @@ def test_one_partition_shows_no_hash_so_it_has_to_be_said(folder: Path) -> None:
     assert world.rows() == world.sent
 
 
-def test_what_is_not_supported_is_refused_by_name(folder: Path) -> None:
+def test_inputs_that_are_found_by_patterns_are_refused_with_the_way_out(folder: Path) -> None:
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.INT64)
-    placed = b.stream("in").repartition("placed", partitioner=lambda *_: 0)
-    placed.group_by_key().count("apart")
-    world = World(folder / "placed", b.build()).send(20)
+    b.stream(re.compile("i.")).group_by_key().count("counts")
+    world = World(folder, b.build()).send(20)
     world.run()
-    with pytest.raises(Misuse, match="store apart: a partitioner of the pipeline's own"):
+    before = world.all()
+    with pytest.raises(Misuse, match=r"finds its inputs by patterns.*another application id"):
         world.change(3)
-    other = World(folder / "other", counting()).send(20)
+    assert world.all() == before
+
+
+def test_a_store_of_a_users_own_class_is_divided_by_the_keys_in_its_changelog(folder: Path) -> None:
+    world = World(folder, user_stores.topology(user_stores.supplier())).send(60)
+    world.broker.cluster("app").create([TopicSpec("out", 2, {})])
+    world.run()
+
+    def rows() -> dict[str, str]:
+        folders = [world.layout.store_dir(t, "book") for t in world.layout.tasks()]
+        found = [user_stores.rows_in(f) for f in folders if (f / "rows.json").exists()]
+        assert sum(map(len, found)) == len(world.sent), "each key lies in one partition"
+        return {key: value for one in found for key, value in one.items()}
+
+    before = rows()
+    world.change(5)
+    world.run()
+    assert rows() == before
+    world.send(60).run()
+    rows()
+
+
+def test_another_pipeline_than_the_deployed_one_is_refused(folder: Path) -> None:
+    other = World(folder, counting()).send(20)
     other.run()
     other.pipeline = keeping(lambda _context, key: key)
     with pytest.raises(TopologyMismatch, match="change one thing at a time"):

@@ -2,6 +2,7 @@
 
 import signal
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.kafka.run_rig import App, assert_refused, counted, updates_in_order
 pytestmark = pytest.mark.kafka
 
 PIPELINE = "tests.kafka.repartition_pipelines:several"
+PLACED = "tests.kafka.repartition_pipelines:placed"
 POINTS = [
     CrashPoint.REPARTITION_INPUTS_GROWN,
     f"{CrashPoint.REPARTITION_COPIED}:2",
@@ -147,3 +149,23 @@ def test_an_input_that_has_grown_is_named_with_the_command_that_divides_the_stat
     changed(app, "--partitions=7")
     app.drained()
     exact(app, range(600))
+
+
+@pytest.mark.thorough
+def test_a_partitioner_of_the_pipeline_places_the_rows_before_and_after(app: App) -> None:
+    app = replace(app, pipeline=PLACED)
+    app.produce(range(1000))
+    app.drained()
+    point = f"{CrashPoint.REPARTITION_TOPIC_MADE}:3"
+    ended = app.run("--partitions=7", "--grow-inputs", command="repartition", crash_at=point)
+    assert ended.code == -signal.SIGKILL, ended.err[-3000:]
+    report = changed(app, "--partitions=7")
+    assert {store["placed_by"] for store in report["stores"]} == {"own"}
+    app.produce(range(1000, 2000))
+    app.drained()
+    changed(app, "--partitions=3", "--recreate-inputs", "--yes")
+    app.produce(range(2000, 3000))
+    app.drained()
+    updates_in_order(sorted(app.read(), key=lambda row: (row.key, row.value)))
+    assert updates_last(app) == app.stored("counts", 1) == counted(range(3000))
+    audited(app)

@@ -43,6 +43,7 @@ from statestore.operations.environment import Environment
 from statestore.operations.looking.at_rest import existing_application
 from statestore.operations.relocation.disk import journal_file as relocation_file
 from statestore.operations.repartition.logs_of_stores import Division
+from statestore.operations.repartition.own_partitioners import placed_by
 from statestore.operations.repartition.partition_plan import (
     MOST,
     VERSION,
@@ -179,7 +180,7 @@ class PartitionChanger:
             config["max.message.bytes"] = size
         self._cluster.create([TopicSpec(change.copied_by, store.after, config)])
         tps = [TopicPartition(store.topic, p) for p in range(store.before)]
-        place = self._environment.partitioners[change.placed_by]
+        place = placed_by(self._environment, self._topology, store.spec, change.placed_by)
         division = Division(self._changelog, store, place, change.copied_by)
         self._told.expect(change.records)
         sent = [0] * store.after

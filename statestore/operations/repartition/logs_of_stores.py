@@ -65,6 +65,8 @@ class Census:
 
     changelog: Changelog
     places: Mapping[str, Place]
+    whose: str = "neither murmur2 nor crc32, nor what other rows are placed by,"
+    """What places keys, for messages."""
     fitting: set[str] = field(default_factory=set)
     keys: int = 0
 
@@ -120,10 +122,10 @@ class Census:
         if known and not self.fitting:
             raise Misuse(
                 f"store {store.spec.name}: the row of key {wrong[:60]!r} is in partition "
-                f"{tp.partition} of {store.before}, where neither murmur2 nor crc32 puts it nor "
-                "what was found before, so it is not known where it belongs from now on: its "
-                "producer has a partitioner of its own, or a processor puts rows under other keys "
-                "than those of its records; start under another application id"
+                f"{tp.partition} of {store.before}, where {self.whose} puts it, so it is not known "
+                "where it belongs from now on: its producer has a partitioner of its own, or one "
+                "that also looks at other things than the key, or a processor puts rows under "
+                "other keys than those of its records; start under another application id"
             )
 
 

@@ -5,7 +5,7 @@ tasks and which topics get another number of partitions with them. `stamps_of` s
 group's offsets go on.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from statestore.layout.documents import (
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed
 from statestore.ports import GroupOffset
-from statestore.stores.specs import StoreSupplier
 from statestore.tasks.commit import CommitStamp
 from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of
@@ -68,7 +67,7 @@ class TopicChange(msgspec.Struct, frozen=True):
 class StoreChange(msgspec.Struct, frozen=True):
     """A store whose rows are divided anew, and how many records its changelog has.
 
-    `placed_by`: the hash by which keys lie in partitions.
+    `placed_by`: the hash by which keys lie in partitions, or `own` (own_partitioners.py).
     """
 
     store: StoreName
@@ -190,23 +189,6 @@ def check_topology(topology: Topology, deployed: Deployed, reused: Mapping[str, 
             f"store {store} has topic {topic} as its log (topology.optimization), whose records "
             "stay in their partitions: give the table a changelog of its own, under another name"
         )
-
-
-def check_stores(topology: Topology, stores: Collection[str]) -> None:
-    """Misuse if it is not known which row of a store goes where."""
-    apart = topology.placed_apart().intersection(stores)
-    if apart:
-        raise Misuse(
-            f"store {min(apart)}: a partitioner of the pipeline's own places its rows: this "
-            "command divides rows by the hash of their keys only; start under another "
-            "application id, or without the partitioner"
-        )
-    for store in sorted(stores):
-        if isinstance(topology.stores[store], StoreSupplier):
-            raise Misuse(
-                f"store {store} is of a class of your own, of which this command does not know "
-                "what its keys are; start under another application id"
-            )
 
 
 def copied_by(application_id: str, store: str) -> str:

@@ -15,6 +15,12 @@ from statestore.model.ids import TopicPartition
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
 from statestore.operations.repartition.logs_of_stores import Census, LoggedStore, Place
+from statestore.operations.repartition.own_partitioners import (
+    OWN,
+    OwnPartitioner,
+    our_hash,
+    own_of,
+)
 from statestore.operations.repartition.partition_plan import (
     GoesOn,
     Inputs,
@@ -24,7 +30,6 @@ from statestore.operations.repartition.partition_plan import (
     StoreChange,
     TopicChange,
     changes_of,
-    check_stores,
     check_topology,
     copied_by,
     names,
@@ -84,7 +89,6 @@ class Planner:
             raise TopicMissing(f"topics that do not exist: {names(missing)}: create them first")
         changes = changes_of(topology, self._deployed, existing, self._asked.partitions)
         parts = [topology.sub_topologies[ordinal] for ordinal in sorted(changes.parts)]
-        check_stores(topology, [store for part in parts for store in part.stores])
         inputs = {
             part.ordinal: self._inputs(part, changes.parts[part.ordinal], existing)
             for part in parts
@@ -227,28 +231,23 @@ class Planner:
         self,
         part: SubTopology,
         change: PartChange,
-        inputs: Sequence[_Input],
+        one: _Input,
         group: Mapping[TopicPartition, GroupOffset],
-        hash_name: str,
+        place: Place,
     ) -> None:
         """Misuse if a record that is not processed lies where its key does not belong any more."""
+        if one.name.internal or not part.stores or one.now > change.after:
+            return
         serdes = {topic: node.key_serde for node in part.sources for topic in node.topics}
-        place = self._environment.partitioners[hash_name]
-        for one in inputs:
-            if one.name.internal or not part.stores or one.now > change.after:
-                continue
-            for p in range(one.now):
-                tp = TopicPartition(one.topic, p)
-                for keys in self._unprocessed(tp, group):
-                    placing = composed.placing(serdes[one.name], keys) or keys
-                    known = [key for key in placing if key]
-                    wrong = [
-                        k
-                        for k, at in zip(known, place(known, change.after), strict=True)
-                        if at != p
-                    ]
-                    if wrong:
-                        raise Misuse(self._misplaced(tp, wrong[0], change, grown=one.now))
+        for p in range(one.now):
+            tp = TopicPartition(one.topic, p)
+            for keys in self._unprocessed(tp, group):
+                placing = composed.placing(serdes[one.name], keys) or keys
+                known = [key for key in placing if key]
+                at = place(known, change.after)
+                wrong = [key for key, found in zip(known, at, strict=True) if found != p]
+                if wrong:
+                    raise Misuse(self._misplaced(tp, wrong[0], change, grown=one.now))
 
     def _misplaced(self, tp: TopicPartition, key: bytes, change: PartChange, *, grown: int) -> str:
         said = (
@@ -275,21 +274,31 @@ class Planner:
         inputs: Sequence[_Input],
         group: Mapping[TopicPartition, GroupOffset],
     ) -> list[StoreChange]:
-        places: dict[str, Place] = {n: self._environment.partitioners[n] for n in _HASHES}
+        hashes: dict[str, Place] = {n: self._environment.partitioners[n] for n in _HASHES}
         if self._asked.partitioner is not None:
-            places = {self._asked.partitioner: places[self._asked.partitioner]}
-        census = Census(self._environment.changelog, places)
+            hashes = {self._asked.partitioner: hashes[self._asked.partitioner]}
+        by_hash = Census(self._environment.changelog, hashes)
+        places: dict[TopicName, Place] = {}
         counted = []
         for name in part.stores:
             store = self._logged(name, change)
-            tps = [TopicPartition(store.topic, p) for p in range(store.before)]
-            bounds = self._cluster.bounds(tps)
-            expected = sum(one.end - one.start for one in bounds.values())
-            self._told.expect(expected)
-            counted.append((store, census.count(store, bounds)))
-            self._told.done(expected)
-        chosen = self._chosen(part, change, census)
-        self._check_places(part, change, inputs, group, chosen)
+            own = own_of(self._environment, self._topology, store.spec)
+            census = by_hash
+            if own is not None:
+                places |= dict.fromkeys(self._topology.topics_into(name), own)
+                census = Census(
+                    self._environment.changelog, {OWN: own.tried(change.after)}, _whose(own)
+                )
+            counted.append((store, own, self._counted(store, census)))
+            if own is not None and census.keys:
+                self._check_shown(part, change, name)
+        chosen = self._chosen(part, change, by_hash)
+        hashed = self._environment.partitioners[chosen]
+        for one in inputs:
+            if one.name in places:
+                self._check_places(part, change, one, group, places[one.name])
+            if one.name not in self._topology.placed_by:
+                self._check_places(part, change, one, group, hashed)
         return [
             StoreChange(
                 store.spec.name,
@@ -297,11 +306,20 @@ class Planner:
                 part.ordinal,
                 store.topic,
                 copied_by(self._application_id, store.spec.name),
-                chosen,
+                chosen if own is None else OWN,
                 records,
             )
-            for store, records in counted
+            for store, own, records in counted
         ]
+
+    def _counted(self, store: LoggedStore, census: Census) -> int:
+        tps = [TopicPartition(store.topic, p) for p in range(store.before)]
+        bounds = self._cluster.bounds(tps)
+        expected = sum(one.end - one.start for one in bounds.values())
+        self._told.expect(expected)
+        records = census.count(store, bounds)
+        self._told.done(expected)
+        return records
 
     def _logged(self, name: str, change: PartChange) -> LoggedStore:
         topic = log_of(self._application_id, name, {})
@@ -321,13 +339,11 @@ class Planner:
 
     def _chosen(self, part: SubTopology, change: PartChange, census: Census) -> str:
         """The hash that places the keys; Misuse if two may, and nobody says which."""
-        ours = "crc32" if self._environment.settings.partitioner.startswith("cons") else "murmur2"
+        ours = our_hash(self._environment.settings.partitioner)
         if len(census.fitting) == 1:
             return min(census.fitting)
         from_others = any(not topic.internal for topic in part.source_topics)
-        own_keys = change.before == 1 and any(
-            isinstance(node, OperatorNode) and node.fans_out and node.stores for node in part.nodes
-        )
+        own_keys = change.before == 1 and _may_have_other_keys(part)
         if census.keys and (from_others or own_keys):
             raise Misuse(
                 f"sub-topology {part.ordinal}: its {census.keys} records lie where both murmur2 "
@@ -337,6 +353,18 @@ class Planner:
                 "and what statestore writes) or --partitioner crc32 (librdkafka's default)"
             )
         return ours
+
+    def _check_shown(self, part: SubTopology, change: PartChange, store: str) -> None:
+        """Misuse if one partition does not show that the pipeline's partitioner places all rows."""
+        from_others = any(not t.internal for t in self._topology.topics_into(store))
+        open_question = from_others or _may_have_other_keys(part)
+        if change.before == 1 and open_question and self._asked.partitioner is None:
+            raise Misuse(
+                f"store {store}: one partition does not show whether the pipeline's own "
+                "partitioner places all of its rows: it does if they have the keys of their "
+                "records, and if the producers of its inputs place these alike; then pass "
+                "--partitioner, with the hash that places the keys of other inputs"
+            )
 
     # Offsets.
 
@@ -362,6 +390,17 @@ class Planner:
                 elif tp in bounds and not anew:
                     offset = bounds[tp].start
                 yield GoesOn(one.topic, p, offset, text)
+
+
+def _may_have_other_keys(part: SubTopology) -> bool:
+    """Whether a processor may put rows under other keys than those of its records."""
+    return any(
+        isinstance(node, OperatorNode) and node.fans_out and node.stores for node in part.nodes
+    )
+
+
+def _whose(own: OwnPartitioner) -> str:
+    return f"the partitioner of topic {own.topics[0]}"
 
 
 def logged_store(topology: Topology, plan: RepartitionPlan, change: StoreChange) -> LoggedStore:
