@@ -21,7 +21,7 @@ from tests.builders import DEADLINE_S, ROOT, eventually
 SPARK_HOME = Path(pyspark.__file__).parent
 SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
 HOST = "127.0.0.1"
-READY_S = 90.0
+READY_S = 240.0
 RUN_S = 240.0
 # Also of a checkout: what the daemons have, the executors inherit.
 CHECKOUT = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
@@ -141,6 +141,28 @@ def standalone(
             cluster.workers.append(worker)
             worker.await_line(r"(Successfully registered with master)")
         yield cluster
+
+
+@contextmanager
+def connect_server(
+    folder: Path, variables: Mapping[str, str] = CHECKOUT
+) -> Iterator[tuple[Daemon, str]]:
+    """A server of Spark Connect, and its address."""
+    server = Daemon(
+        folder,
+        "connect",
+        {"SPARK_LOCAL_IP": HOST, **variables},
+        *("org.apache.spark.deploy.SparkSubmit", "--master", "local[2]"),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+        *("--conf", "spark.connect.grpc.binding.port=0"),
+        *("--conf", f"spark.connect.grpc.binding.address={HOST}"),
+        *("--conf", "spark.ui.enabled=false"),
+    )
+    try:
+        port = server.await_line(r"Spark Connect server started at: \S+:(\d+)")
+        yield server, f"sc://{HOST}:{port}"
+    finally:
+        server.end()
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -1,9 +1,12 @@
 """A stream of files into a topic, as a user's own program: to be killed, and started again.
 
 python -m tests.spark.sink_program SERVERS TOPIC FOLDER CHECKPOINT MASTER ATOMIC
+
+MASTER may be the address of a server of Spark Connect.
 """
 
 import sys
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -12,13 +15,13 @@ from statestore.spark import TransactionalKafka
 
 def main() -> None:
     servers, topic, folder, checkpoint, master, atomic = sys.argv[1:]
-    spark = (
-        SparkSession.builder.master(master)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "3")
-        .getOrCreate()
-    )
+    builder: Any = SparkSession.builder
+    if master.startswith("sc://"):
+        builder = builder.remote(master)
+    else:
+        builder = builder.master(master).config("spark.ui.enabled", "false")
+        builder = builder.config("spark.driver.host", "127.0.0.1")
+    spark = builder.config("spark.sql.shuffle.partitions", "3").getOrCreate()
     spark.dataSource.register(TransactionalKafka)
     lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(folder)
     # Equal rows of equal partitions each time: by a column.

@@ -14,7 +14,7 @@ import statestore as ss
 from statestore import serdes
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka.writing_rig import Sink
-from tests.spark.cluster_rig import CHECKOUT, HOST, RUN_S, Daemon, environment
+from tests.spark.cluster_rig import CHECKOUT, RUN_S, connect_server, environment
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.thorough]
 KEYS = 20
@@ -22,21 +22,8 @@ KEYS = 20
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = Daemon(
-        tmp_path_factory.mktemp("server"),
-        "connect",
-        {"SPARK_LOCAL_IP": HOST, **CHECKOUT},
-        *("org.apache.spark.deploy.SparkSubmit", "--master", "local[2]"),
-        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
-        *("--conf", "spark.connect.grpc.binding.port=0"),
-        *("--conf", f"spark.connect.grpc.binding.address={HOST}"),
-        *("--conf", "spark.ui.enabled=false"),
-    )
-    try:
-        port = server.await_line(r"Spark Connect server started at: \S+:(\d+)")
-        yield f"sc://{HOST}:{port}"
-    finally:
-        server.end()
+    with connect_server(tmp_path_factory.mktemp("server")) as (_, address):
+        yield address
 
 
 def test_a_client_reads_stores_and_their_changes_and_writes_each_row_once(

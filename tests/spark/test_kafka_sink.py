@@ -164,8 +164,8 @@ class Program:
         process.wait(DEADLINE_S)
         psutil.wait_procs(tree, DEADLINE_S)
 
-    def run_to_the_end(self) -> None:
-        process = self.start("local[2]")
+    def run_to_the_end(self, master: str = "local[2]") -> None:
+        process = self.start(master)
         assert process.wait(300) == 0, (self._folder / "program.log").read_text()[-3000:]
 
 

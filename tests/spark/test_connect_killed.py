@@ -1,0 +1,57 @@
+"""A server of Spark Connect is killed while a stream of a client writes: each row is there once."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from statestore.faults import VARIABLE, CrashPoint
+from statestore.testing.local_kafka import LocalKafka
+from tests.builders import eventually
+from tests.kafka.writing_rig import Sink
+from tests.spark.cluster_rig import CHECKOUT, RUN_S, connect_server
+from tests.spark.test_kafka_sink import Program, add_file, has_moved
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.thorough]
+# In a task with rows on the way; in one that Spark does not know to have ended; and before Spark's
+# own log says that the batch is done.
+POINTS = [CrashPoint.WRITE_ROWS_SENT, CrashPoint.WRITE_COMMITTED, CrashPoint.WRITE_FINISHED]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_server_killed_at_any_step_loses_and_doubles_nothing(
+    kafka: LocalKafka, tmp_path: Path, point: CrashPoint
+) -> None:
+    sink = Sink(kafka, f"connect-killed-{point}").create()
+    expected = add_file(tmp_path / "lines", 0) + add_file(tmp_path / "lines", 1)
+    program, token = Program(sink, tmp_path), tmp_path / "killed"
+    with connect_server(tmp_path, CHECKOUT | {VARIABLE: f"{point}:1:{token}"}) as (server, address):
+        process = program.start(address)
+        try:
+            eventually(token.exists, "the kill of a worker", RUN_S)
+            server.kill()
+        finally:
+            program.kill(process)
+    with connect_server(tmp_path) as (_, address):
+        program.run_to_the_end(address)
+    assert sink.read() == expected
+
+
+def test_a_server_killed_between_batches_goes_on_from_the_checkpoint(
+    kafka: LocalKafka, tmp_path: Path
+) -> None:
+    sink = Sink(kafka, "connect-killed-between").create()
+    expected = add_file(tmp_path / "lines", 0)
+    for batch in range(1, 6):
+        expected += add_file(tmp_path / "lines", batch)
+    program = Program(sink, tmp_path)
+    with connect_server(tmp_path) as (server, address):
+        process = program.start(address)
+        try:
+            eventually(partial(has_moved, sink, process, 0), "a batch", RUN_S)
+            server.kill()
+        finally:
+            program.kill(process)
+    with connect_server(tmp_path) as (_, address):
+        program.run_to_the_end(address)
+    assert sink.read() == expected
