@@ -26,8 +26,14 @@ structs, as the serde's type or its recorded schema says. What has no type (JSON
 your own) becomes JSON text, and with typed = false so does all that has fields. raw = true gives
 bytes. columns = key,value leaves out the others: what is left out is not decoded. Times are of the
 type TIMESTAMP.
+
+`read_store` reads with a format whose name says what is read, because `explain()` shows of the
+options of a Data Source in Python nothing, and its name is all that it may say.
 """
 
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -37,6 +43,12 @@ from statestore.spark.audit_source import AuditReader, audit_schema
 from statestore.spark.reading.change_reader import ChangeReader
 from statestore.spark.reading.read_options import NAME, plan_of, stream_plan_of
 from statestore.spark.reading.store_reader import reader_of
+
+# What `explain()` is to show, in this order: it tells which rows are read, and nothing secret.
+_SHOWN: Final = (
+    *("application_id", "partition", "as_of", "from_time", "to_time", "export", "changelog"),
+    *("columns", "raw", "typed", "splits", "rows_per_split"),
+)
 
 
 class TransactionalStore(DataSource):
@@ -69,3 +81,25 @@ class TransactionalStore(DataSource):
                 f"{NAME}: changes are a stream: use spark.readStream, or leave changes out"
             )
         return reader_of(plan_of(dict(self.options)))
+
+
+def read_store(spark: SparkSession, **options: object) -> DataFrame:
+    """Return the rows of a store, with the options of the format `transactional_store`.
+
+    `explain()` shows those that say what is read, as of which time, in the name of the scan.
+    """
+    given = {
+        name.lower(): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if value is not None
+    }
+    shown = "".join(f" {name}={given[name]}" for name in _SHOWN if name in given)
+    title = f"{NAME} {given.get('store', '')}{shown}"
+
+    class Titled(TransactionalStore):
+        @classmethod
+        def name(cls) -> str:
+            return title
+
+    spark.dataSource.register(Titled)
+    return spark.read.format(title).options(**given).load()

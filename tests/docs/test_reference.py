@@ -26,6 +26,7 @@ ELSEWHERE = {
     "statestore.spark.TransactionalKafka": "statestore.spark.writing.kafka_sink",
     "statestore.spark.TransactionalStore": "statestore.spark.datasource",
     "statestore.spark.kafka_batches": "statestore.spark.writing.kafka_sink",
+    "statestore.spark.read_store": "statestore.spark.datasource",
 }
 # Modules that a face hands out, with public names of their own.
 MODULES = ("statestore.errors", "statestore.serdes")

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own way
 
-from statestore.spark.datasource import TransactionalStore
+from statestore.spark.datasource import TransactionalStore, read_store
 from tests.contract import test_pushed_filters, test_splits
 from tests.contract.test_typed_columns import NOON, made_state
 from tests.spark.local_spark import local_spark
@@ -100,6 +101,34 @@ def test_filters_are_shown_as_pushed_and_leave_the_same_rows(
     assert "IsNull(valid_to)" in shown["versions"]
 
 
+def test_the_plan_says_what_is_read_of_a_store_and_as_of_when(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    test_pushed_filters.made_state(tmp_path)
+    asked = {"application_id": "shop", "store": "versions", "columns": "key,value"}
+
+    def read(as_of: str, **options: object) -> DataFrame:
+        return read_store(spark, state_dir=tmp_path, **asked, as_of=as_of, **options)
+
+    early, late = "1970-01-01T00:00:00.005Z", "1970-01-01T00:00:00.025Z"
+    for as_of in (early, late):
+        title = f"transactional_store versions application_id=shop as_of={as_of} columns=key,value"
+        frame = read(as_of, splits=None, raw=False)
+        assert f"BatchScan {title} raw=false[key" in physical(frame, "simple")
+        assert f"BatchScan {title} raw=false (1)" in physical(frame)
+        assert str(tmp_path) not in physical(frame, "extended"), "a folder is no part of the plan"
+    # A DataFrame keeps what it reads, whatever was read since.
+    frames = [read(as_of) for as_of in (early, late, early)]
+    rows = [sorted(map(tuple, frame.collect())) for frame in frames]
+    named = {"state_dir": str(tmp_path), **asked}
+    for as_of, found in zip((early, late, early), rows, strict=True):
+        reader = spark.read.format("transactional_store").options(**named, as_of=as_of)
+        assert found == sorted(map(tuple, reader.load().collect()))
+    assert rows[0] != rows[1]
+    with pytest.raises(AnalysisException, match="which store"):
+        read_store(spark, state_dir=tmp_path, application_id="shop")
+
+
 def test_a_store_is_read_in_splits_by_every_action(spark: SparkSession, tmp_path: Path) -> None:
     keys = [b"%04d" % n for n in range(200)]
     test_splits.kept("rows", keys, tmp_path)
@@ -123,9 +152,9 @@ def test_a_store_is_read_in_splits_by_every_action(spark: SparkSession, tmp_path
         spark.conf.set(PUSHDOWN, "false")
 
 
-def physical(found: DataFrame) -> str:
+def physical(found: DataFrame, mode: str = "formatted") -> str:
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        found.explain(mode="formatted")
+        found.explain(mode=mode)
     return said.getvalue()
 
 
