@@ -392,6 +392,8 @@ def test_a_query_does_not_decode_what_was_deployed_since(world: World) -> None:
         ({"as_of": "5"}, "has no option 'as_of'"),
         ({"changes": "false"}, r'a stream has the changes of a store: pass .option\("changes"'),
         ({"partition": "7"}, "has no partition 7; it has 1"),
+        ({"partition": "x"}, "partition = 'x': want a whole number from 0"),
+        ({"maxOffsetsPerTrigger": "²"}, "want a number above 0"),
     ],
 )
 def test_a_wrong_option_is_refused(world: World, options: dict[str, str], message: str) -> None:

@@ -202,6 +202,11 @@ def test_a_span_of_time_gives_the_versions_valid_in_it(
         ("counts", {"raw": "yes"}, "want true or false"),
         ("odd", {}, r"no serde named 'ITS OWN'.*option\(\"raw\", \"true\"\)"),
         ("", {}, "which store"),
+        *(
+            ("counts", {"partition": text}, r"partition = '.*': want a whole number from 0 to")
+            for text in ("x", "", "-1", "1.0", "²", "9" * 30)
+        ),
+        ("counts", {"columns": "key, value,key"}, "columns names 'key' twice"),
     ],
 )
 def test_a_wrong_option_is_refused_with_the_way_out(

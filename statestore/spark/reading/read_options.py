@@ -33,6 +33,7 @@ _OF_ROWS: Final = COMMON | {
 }  # fmt: skip
 _ROWS_MAX: Final = 1_000_000_000_000
 _DIGITS_MAX: Final = 20
+_PARTITION_MAX: Final = 2**31 - 1
 
 
 class AskedColumns(NamedTuple):
@@ -57,6 +58,9 @@ class AskedColumns(NamedTuple):
                 f"{NAME}: store {self.parts.view.name!r} has no column {unknown[0]!r}; it has "
                 f"{', '.join(all_of_them.names)}"
             )
+        twice = [name for name in self.asked if self.asked.count(name) > 1]
+        if twice:
+            raise Misuse(f"{NAME}: columns names {twice[0]!r} twice: name it once")
         return pa.schema([all_of_them.field(name) for name in self.asked or all_of_them.names])
 
     def sides(self) -> tuple[ColumnDecoder, ColumnDecoder]:
@@ -133,14 +137,9 @@ def stream_plan_of(options: dict[str, str]) -> StreamPlan:
     if starting not in STARTS:
         raise Misuse(f"{NAME}: startingOffsets = {starting!r}: want {', '.join(STARTS)}")
     limit = options.get("maxoffsetspertrigger")
-    if limit is not None and not (limit.isdecimal() and int(limit)):
+    if limit is not None and not (limit.isascii() and limit.isdecimal() and int(limit)):
         raise Misuse(f"{NAME}: maxOffsetsPerTrigger = {limit!r}: want a number above 0")
-    partition = options.get("partition")
-    parts = logged_parts(
-        Runtime(arguments.settings()),
-        options["store"],
-        None if partition is None else int(partition),
-    )
+    parts = logged_parts(Runtime(arguments.settings()), options["store"], _partition(options))
     return StreamPlan(
         columns_of(options, arguments, parts),
         starting,
@@ -152,12 +151,8 @@ def stream_plan_of(options: dict[str, str]) -> StreamPlan:
 def plan_of(options: dict[str, str]) -> Plan:
     """Return what the options of a read of rows ask for; Misuse names one that is wrong."""
     arguments = arguments_of(options, _OF_ROWS)
-    partition = options.get("partition")
     parts = parts_of(
-        Runtime(arguments.settings()),
-        options["store"],
-        None if partition is None else int(partition),
-        options.get("export"),
+        Runtime(arguments.settings()), options["store"], _partition(options), options.get("export")
     )
     for name in ("as_of", "from_time", "to_time"):
         if name in options and not parts.view.kind.keeps_history:
@@ -196,14 +191,18 @@ def _splits(options: Mapping[str, str], *, whole: bool) -> SplitWish | None:
     return None if count == 1 else SplitWish(count, rows_each or ROWS_EACH)
 
 
-def _number(options: Mapping[str, str], name: str, most: int) -> int | None:
+def _number(options: Mapping[str, str], name: str, most: int, least: int = 1) -> int | None:
     text = options.get(name)
     if text is None:
         return None
-    found = int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS_MAX else 0
-    if not 1 <= found <= most:
-        raise Misuse(f"{NAME}: {name} = {text!r}: want a whole number from 1 to {most}")
+    found = int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS_MAX else -1
+    if not least <= found <= most:
+        raise Misuse(f"{NAME}: {name} = {text!r}: want a whole number from {least} to {most}")
     return found
+
+
+def _partition(options: Mapping[str, str]) -> int | None:
+    return _number(options, "partition", _PARTITION_MAX, least=0)
 
 
 def arguments_of(options: Mapping[str, str], known: frozenset[str]) -> StateArguments:
