@@ -183,6 +183,41 @@ def test_the_query_of_a_stream_is_that_of_its_checkpoint(tmp_path: Path) -> None
         plan_of(given | {"checkpointLocation": "s3a://bucket/a"}, streaming=True)
 
 
+def test_a_checkpoint_is_of_one_output(tmp_path: Path) -> None:
+    def require(query: str, **options: str) -> None:
+        named = {"checkpointLocation": tmp_path.as_uri(), "query": query}
+        plan = plan_of(GIVEN | named | options, streaming=True)
+        assert plan.checkpoint is not None
+        output = plan.output
+        plan.checkpoint.require_output(output.query, output.marker_topic, plan.first_batch)
+
+    require("a")
+    assert not list(tmp_path.iterdir()), "Spark has its checkpoint in another file system"
+    (tmp_path / "metadata").write_text(json.dumps({"id": "6fd0-77"}), encoding="utf-8")
+    for _ in range(2):
+        require("a")
+    for options in ({}, {"firstBatch": "0"}):
+        with pytest.raises(Misuse, match=r"output 'b': .* is of output 'a' .* go back to that"):
+            require("b", **options)
+    with pytest.raises(Misuse, match="markerTopic"):
+        require("a", markerTopic="others")
+    require("a")
+    # Whoever says where the other output begins has looked; once, not for good.
+    require("b", firstBatch="3")
+    require("b", firstBatch="3")
+    with pytest.raises(Misuse, match="is of output 'b'"):
+        require("a", firstBatch="3")
+    require("b")
+    (note,) = set(tmp_path.iterdir()) - {tmp_path / "metadata"}
+    note.write_text("{", encoding="utf-8")
+    with pytest.raises(Misuse, match="cannot be read"):
+        require("b")
+    note.unlink()
+    require("a")
+    elsewhere = GIVEN | {"checkpointLocation": "s3a://bucket/a"}
+    assert plan_of(elsewhere, streaming=True).checkpoint is None
+
+
 @pytest.mark.parametrize(
     ("columns", "said"),
     [

@@ -4,17 +4,15 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
-from urllib.parse import unquote, urlsplit
-
-import msgspec
 
 from statestore import SchemaRegistry
-from statestore.errors import UNREADABLE, Misuse
+from statestore.errors import Misuse
 from statestore.model.records import Side
 from statestore.runtime import Runtime
 from statestore.settings import Settings
 from statestore.spark.registry_options import REGISTRY, registry_of
 from statestore.spark.writing.attempts import Output
+from statestore.spark.writing.checkpoints import Checkpoint, id_of, local_folder
 from statestore.spark.writing.column_serdes import ColumnSerde
 from statestore.spark.writing.java_names import of_clients
 
@@ -58,7 +56,8 @@ class WritePlan(NamedTuple):
 
     `batch` None: the number of the stream's batch, or a write without a number. `sides`: the serdes
     of keys and values; None: the column has their bytes. `first_batch`: that with which a stream
-    begins to write to an output that has nothing yet.
+    begins to write to an output that has nothing yet. `checkpoint`: that of a
+    stream, if it is local.
     """
 
     output: Output
@@ -68,6 +67,7 @@ class WritePlan(NamedTuple):
     headers: bool
     sides: tuple[ColumnSerde | None, ColumnSerde | None] = (None, None)
     first_batch: int = 0
+    checkpoint: Checkpoint | None = None
 
 
 def plan_of(options: Mapping[str, str], *, streaming: bool) -> WritePlan:
@@ -79,7 +79,8 @@ def plan_of(options: Mapping[str, str], *, streaming: bool) -> WritePlan:
             told = ", ".join(_KNOWN[:-1])
             raise Misuse(f"{NAME} has no option {name!r}; it has {told}, {REGISTRY}.*, and kafka.*")
     topic = options.get("topic") or None
-    query = options.get("query") or _query_of_stream(options.get("checkpointlocation"), streaming)
+    where = options.get("checkpointlocation") if streaming else None
+    query = options.get("query") or _query_of_stream(where)
     if not _QUERY.fullmatch(query):
         raise Misuse(
             f"{NAME}: query = {query!r}: use 1 to 180 of A-Z a-z 0-9 . _ -, not beginning with a "
@@ -100,30 +101,29 @@ def plan_of(options: Mapping[str, str], *, streaming: bool) -> WritePlan:
         _is_true(options, "includeheaders"),
         _sides(options),
         _first_batch(options.get("firstbatch"), streaming),
+        Checkpoint.of(where, given="firstbatch" in options),
     )
     with Runtime(Settings.of(settings)) as runtime:
         runtime.check_settings()
     return plan
 
 
-def _query_of_stream(checkpoint: str | None, streaming: bool) -> str:  # noqa: FBT001 - private
+def _query_of_stream(where: str | None) -> str:
     """Return Spark's id of a stream, which its checkpoint has; Misuse if it cannot be read."""
     wanted = (
         f'{NAME}: which output is it? pass .option("query", "a name"), which stays the same when '
         "the program starts again: it tells what was written already"
     )
-    if not streaming or not checkpoint:
+    if not where:
         raise Misuse(wanted)
-    url = urlsplit(checkpoint)
-    if url.scheme not in {"", "file"}:
-        raise Misuse(f"{wanted}; the checkpoint, which has an id too, is in {url.scheme}")
-    path = unquote(url.path)
+    folder = local_folder(where)
+    if folder is None:
+        scheme = where.partition(":")[0]
+        raise Misuse(f"{wanted}; the checkpoint, which has an id too, is in {scheme}")
     try:
-        with open(f"{path}/metadata", "rb") as file:  # noqa: PTH123 - Spark's path, as it is
-            found = msgspec.json.decode(file.read(), type=dict[str, str])
-        return found["id"]
-    except (OSError, KeyError, *UNREADABLE) as error:
-        raise Misuse(f"{wanted}; the id of the checkpoint cannot be read: {error}") from error
+        return id_of(folder)
+    except Misuse as error:
+        raise Misuse(f"{wanted}; {error}") from error
 
 
 def _settings(options: Mapping[str, str], query: str) -> dict[str, object]:
