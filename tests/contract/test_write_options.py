@@ -25,6 +25,7 @@ from statestore import serdes
 from statestore.errors import InvalidSetting, Misuse, RecordFailed
 from statestore.spark import TransactionalKafka
 from statestore.spark.writing.attempts import EncodedChunk
+from statestore.spark.writing.checkpoints import Checkpoint
 from statestore.spark.writing.encoding import Encoder, check_columns, settle_schemas
 from statestore.spark.writing.markers import (
     AttemptBegun,
@@ -214,6 +215,14 @@ def test_a_checkpoint_is_of_one_output(tmp_path: Path) -> None:
         require("b")
     note.unlink()
     require("a")
+    # Spark notes the offsets of a batch before it plans it, and none of continuous processing.
+    checkpoint = Checkpoint(str(tmp_path), given=False)
+    checkpoint.require_batch()
+    (tmp_path / "offsets").mkdir()
+    with pytest.raises(Misuse, match="use trigger"):
+        checkpoint.require_batch()
+    (tmp_path / "offsets" / "0").touch()
+    checkpoint.require_batch()
     elsewhere = GIVEN | {"checkpointLocation": "s3a://bucket/a"}
     assert plan_of(elsewhere, streaming=True).checkpoint is None
 

@@ -15,6 +15,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from statestore.faults import VARIABLE, CrashPoint
@@ -127,6 +128,52 @@ def test_foreach_batch_and_atomic_batches_write_each_row_once(
     assert sink.read() == expected + Counter(map(str, range(ROWS)))
 
 
+@pytest.mark.thorough
+def test_batch_0_of_a_stream_is_not_repeated_under_another_name(
+    spark: SparkSession, sink: Sink, tmp_path: Path
+) -> None:
+    lines = add_file(tmp_path / "lines", 0)
+    checkpoint = tmp_path / "checkpoint"
+
+    def write(query: str, **more: str) -> BaseException | None:
+        given = options(sink) | {"checkpointLocation": str(checkpoint), "query": query} | more
+        writer = files(spark, tmp_path / "lines").writeStream.format("transactional_kafka")
+        running = writer.options(**given).trigger(availableNow=True).start()
+        with suppress(StreamingQueryException):
+            running.awaitTermination(120)
+        return running.exception()
+
+    assert write(sink.name) is None
+    # As if Spark had died before its log said that the batch is done.
+    for name in ("0", ".0.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+    refused = write(f"{sink.name}-renamed")
+    assert "is of output" in str(refused), refused
+    assert write(sink.name) is None
+    assert sink.read() == lines
+    # That is what the note of the checkpoint is for.
+    for name in ("0", ".0.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+    (checkpoint / "_transactional_kafka.json").unlink()
+    assert write(f"{sink.name}-renamed") is None
+    assert sink.read() == lines + lines
+
+
+def test_continuous_processing_is_refused_by_name(
+    spark: SparkSession, sink: Sink, tmp_path: Path
+) -> None:
+    rates = spark.readStream.format("rate").load().selectExpr("cast(value as string) value")
+    given = options(sink) | {"checkpointLocation": str(tmp_path / "checkpoint")}
+    writer = rates.writeStream.format("transactional_kafka").options(**given)
+    query = writer.trigger(continuous="1 second").start()
+    try:
+        with pytest.raises(StreamingQueryException, match="trigger of this one is `continuous`"):
+            query.awaitTermination(120)
+    finally:
+        query.stop()
+    assert not sink.read()
+
+
 class Program:
     """The stream of `sink_program`, in processes of its own."""
 
@@ -166,7 +213,7 @@ class Program:
 
     def run_to_the_end(self, master: str = "local[2]") -> None:
         process = self.start(master)
-        assert process.wait(300) == 0, (self._folder / "program.log").read_text()[-3000:]
+        assert process.wait(900) == 0, (self._folder / "program.log").read_text()[-3000:]
 
 
 POINTS = [point for point in CrashPoint if point.startswith("write.")]

@@ -16,7 +16,12 @@ from statestore.errors import UNREADABLE, Misuse
 from statestore.layout.files import publish
 
 _METADATA: Final = "metadata"
+_OFFSETS: Final = "offsets"
 _NOTE: Final = "_transactional_kafka.json"
+NO_BATCHES: Final = (
+    "a stream is written in batches, and the trigger of this one is `continuous`, with which Spark "
+    'would write nothing: use trigger(processingTime="1 second")'
+)
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -38,6 +43,16 @@ class Checkpoint(NamedTuple):
         """Return the checkpoint of a stream; None if it is not known to be in a local folder."""
         folder = local_folder(where) if where else None
         return None if folder is None else cls(folder, given)
+
+    def require_batch(self) -> None:
+        """Misuse if Spark has planned a write, and no batch to be written.
+
+        It notes the offsets of a batch before it plans that, but not those of continuous
+        processing, of which it calls a Data Source in Python for the first commit only.
+        """
+        offsets = Path(self.folder) / _OFFSETS
+        if offsets.is_dir() and not any(offsets.iterdir()):
+            raise Misuse(NO_BATCHES)
 
     def require_output(self, query: str, marker_topic: str, first_batch: int) -> None:
         """Note which output this is; Misuse if another one was noted.

@@ -36,6 +36,7 @@ from statestore.spark.writing.attempts import (
     one_batch,
     write,
 )
+from statestore.spark.writing.checkpoints import NO_BATCHES
 from statestore.spark.writing.encoding import Encoder, check_columns, settle_schemas
 from statestore.spark.writing.markers import WritePart
 from statestore.spark.writing.write_options import NAME, Atomic, WritePlan, plan_of
@@ -92,6 +93,12 @@ class _Writing:
     def __getstate__(self) -> dict[str, Any]:
         if self._attempt is None:
             arm_from_environment()
+            if self.plan.checkpoint is not None:
+                output = self.plan.output
+                self.plan.checkpoint.require_batch()
+                self.plan.checkpoint.require_output(
+                    output.query, output.marker_topic, self.plan.first_batch
+                )
             attempt = begin(self.plan.output)
             settle_schemas(self.plan, self._schema)
             # Whoever asks again after a refusal is refused again.
@@ -140,6 +147,9 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Finish the batch."""
+        if None in messages:
+            # Spark only logs what is raised here, and lets the tasks wait for ever.
+            raise Misuse(NO_BATCHES)
         self._finish(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
