@@ -263,22 +263,38 @@ class Followers:
         self._looked_s = self._environment.clock.monotonic()
         try:
             seen = _identity(layout.topology_file)
-            if self._deployed_seen != seen:
-                self._deployed = read_deployed(layout)
-                self._deployed_seen = seen
+            deployed = self._deployed if self._deployed_seen == seen else read_deployed(layout)
             stores = {task: layout.stores(task) for task in layout.tasks()}
         except (OSError, StateStoreError) as error:
             if self._sparing.is_new(error, self._looked_s):
                 _log.warning("cannot look at %s: %s", layout.application_dir, one_line(error))
             return
         there = {task for task, found in stores.items() if found}
+        anew = _made_anew(self._deployed, deployed)
+        gone = {task for task in self._followers if not anew.isdisjoint(stores.get(task, ()))}
+        for task in gone | (self._followers.keys() - there):
+            self._followers.pop(task).close()
+        # Only then: with fewer partitions than before, copies of before would seem to be all.
+        self._deployed, self._deployed_seen = deployed, seen
         for task in there:
             for store in stores[task]:
                 self._widths[store] = max(self.width(store), task.partition + 1)
         for task in there - self._followers.keys():
             self._followers[task] = Follower(task, self._environment, self._openers)
-        for task in self._followers.keys() - there:
-            self._followers.pop(task).close()
+
+
+def _made_anew(before: Deployed, now: Deployed) -> set[str]:
+    """The stores whose changelogs were created again, after a change of the partition count.
+
+    Their tasks may have new folders under the same names, with owners of the same epochs.
+    """
+    return {
+        store
+        for store, known in before.stores.items()
+        if known.changelog_id is not None
+        and store in now.stores
+        and now.stores[store].changelog_id != known.changelog_id
+    }
 
 
 class _Openers:

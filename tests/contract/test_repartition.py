@@ -41,7 +41,7 @@ from tests.relocation_rig import in_memory_folder
 pytestmark = pytest.mark.timeout(900)
 
 TICKS = [f"tick{n}" for n in range(40)]
-"""Keys of which each partition has some, whether there are 2, 3, 4 or 6."""
+"""Keys of which each partition has some, whether there are 3, 4 or 6."""
 
 
 def pipeline() -> ss.Topology:
@@ -166,17 +166,11 @@ def folder() -> Iterator[Path]:
         yield found
 
 
-@pytest.mark.parametrize(
-    "counts",
-    [
-        pytest.param([2, 3], marks=pytest.mark.thorough),
-        pytest.param([4, 6, 3], marks=pytest.mark.slow),
-    ],
-    ids=["2 to 3", "4 to 6 to 3"],
-)
+@pytest.mark.thorough
 def test_what_changed_its_partitions_is_as_if_it_had_been_made_with_the_last_count(
-    folder: Path, counts: list[int]
+    folder: Path,
 ) -> None:
+    counts = [4, 6, 3]
     worlds = [Divided(folder / "a", partitions=counts[0])]
     worlds.append(Divided(folder / "b", partitions=counts[-1]))
     for one in worlds:

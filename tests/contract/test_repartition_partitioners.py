@@ -70,8 +70,11 @@ def test_one_partition_grows_to_seven(folder: Path) -> None:
 
 turn = count()
 REFUSED: dict[str, tuple[Chooses, str]] = {
-    "value": (lambda _t, _k, value, n: value % n, "looks at the value"),
-    "value, quietly": (lambda _t, _k, value, n: quietly(value) % n, "looks at the value"),
+    "value": (lambda _t, _k, value, n: value % n, "nobody knows the value|looks at the value"),
+    "value, quietly": (
+        lambda _t, _k, value, n: quietly(value) % n,
+        "nobody knows the value|looks at the value",
+    ),
     "turns": (lambda _t, _k, _v, n: next(turn) % n, "for the same key|in partition"),
 }
 

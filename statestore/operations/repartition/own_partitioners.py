@@ -33,10 +33,6 @@ _METHODS = (
 """What stands for a value refuses: all that may be asked of an object, without underscores."""
 
 
-class ValueUnknownError(Exception):
-    """A partitioner asked something of a value that nobody knows any more."""
-
-
 def _stand_in() -> tuple[Any, list[str]]:
     """Return what stands for a value, and the list of what was asked of it."""
     asked: list[str] = []
@@ -44,7 +40,7 @@ def _stand_in() -> tuple[Any, list[str]]:
     def refuse(name: str) -> Any:
         def method(*_arguments: Any) -> Any:
             asked.append(name)
-            raise ValueUnknownError("it looks at the value of a record")
+            raise TypeError("nobody knows the value of the record any more")
 
         return method
 
