@@ -88,6 +88,7 @@ bench: setup ## measure stores and tasks; figures go to .scratch/bench
 	@$(BIN)/python -m tests.bench.bench_serve
 	@$(BIN)/python -m tests.bench.bench_exports
 	@$(BIN)/python -m tests.bench.bench_lost_volumes
+	@$(BIN)/python -m tests.bench.bench_repartition
 	@$(BIN)/python -m tests.bench.bench_continuous_exports
 	@$(BIN)/python -m tests.bench.bench_migrations
 	@$(BIN)/python -m tests.bench.bench_ui

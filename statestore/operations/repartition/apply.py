@@ -107,6 +107,7 @@ class PartitionChanger:
         self._topology = topology
         self._asked = asked
         self._told = told
+        self._planner = Planner(environment, topology, asked, told)
         self._layout = environment.layout
         self._cluster = environment.cluster
         self._changelog = environment.changelog
@@ -115,8 +116,7 @@ class PartitionChanger:
         """Plan it, or read the plan of a change that was begun; Misuse says what cannot be."""
         begun = read_begun(self._layout)
         if begun is None:
-            planner = Planner(self._environment, self._topology, self._asked, self._told)
-            return RepartitionReport(planner.plan())
+            return RepartitionReport(self._planner.plan())
         if begun.input_partitions != self._asked.partitions:
             raise Misuse(
                 f"a change to {begun.input_partitions} partitions was begun and not finished: "

@@ -35,7 +35,7 @@ from statestore.operations.repartition.partition_plan import (
     names,
     stamp_of,
 )
-from statestore.ports import GroupOffset
+from statestore.ports import Bounds, GroupOffset
 from statestore.serdes import composed
 from statestore.stores.kinds.registry import kind_of
 from statestore.topology.graph import Topology
@@ -64,8 +64,24 @@ class _Input(NamedTuple):
     now: int
 
 
+class _Read(NamedTuple):
+    """What was read of the changelogs of a sub-topology; `extent`: which they were, how far.
+
+    `own`: by store, the pipeline's own partitioner. `records`: by store, how many it has.
+    """
+
+    extent: tuple[PartChange, Mapping[str, str], Mapping[TopicPartition, Bounds]]
+    stores: Sequence[LoggedStore]
+    own: dict[str, OwnPartitioner]
+    records: dict[str, int]
+    by_hash: Census
+
+
 class Planner:
-    """Plans the change of one stopped application."""
+    """Plans the change of one stopped application.
+
+    It may be asked again while others write: what has not changed is not read again.
+    """
 
     def __init__(
         self, environment: Environment, topology: Topology, asked: PartitionsAsked, told: Progress
@@ -77,10 +93,12 @@ class Planner:
         self._cluster = environment.cluster
         self._application_id = environment.settings.application_id
         self._deployed: Deployed = read_deployed(environment.layout)
+        self._known: dict[int, _Read] = {}
 
     def plan(self) -> RepartitionPlan:
         """Plan it. Misuse, TopologyMismatch or NotCopartitioned say what cannot be."""
         topology, cluster = self._topology, self._cluster
+        self._deployed = read_deployed(self._environment.layout)
         reused = logs(topology, self._environment.settings).topics()
         check_topology(topology, self._deployed, reused)
         read, _ = topology.topics()
@@ -274,24 +292,17 @@ class Planner:
         inputs: Sequence[_Input],
         group: Mapping[TopicPartition, GroupOffset],
     ) -> list[StoreChange]:
-        hashes: dict[str, Place] = {n: self._environment.partitioners[n] for n in _HASHES}
-        if self._asked.partitioner is not None:
-            hashes = {self._asked.partitioner: hashes[self._asked.partitioner]}
-        by_hash = Census(self._environment.changelog, hashes)
         places: dict[TopicName, Place] = {}
         counted = []
-        for name in part.stores:
-            store = self._logged(name, change)
-            own = own_of(self._environment, self._topology, store.spec)
-            census = by_hash
+        read = self._read(part, change)
+        by_hash = read.by_hash
+        for store in read.stores:
+            own, records = read.own.get(store.spec.name), read.records[store.spec.name]
             if own is not None:
-                places |= dict.fromkeys(self._topology.topics_into(name), own)
-                census = Census(
-                    self._environment.changelog, {OWN: own.tried(change.after)}, _whose(own)
-                )
-            counted.append((store, own, self._counted(store, census)))
-            if own is not None and census.keys:
-                self._check_shown(part, change, name)
+                places |= dict.fromkeys(self._topology.topics_into(store.spec.name), own)
+                if records:
+                    self._check_shown(part, change, store.spec.name)
+            counted.append((store, own, records))
         chosen = self._chosen(part, change, by_hash)
         hashed = self._environment.partitioners[chosen]
         for one in inputs:
@@ -312,14 +323,33 @@ class Planner:
             for store, own, records in counted
         ]
 
-    def _counted(self, store: LoggedStore, census: Census) -> int:
-        tps = [TopicPartition(store.topic, p) for p in range(store.before)]
-        bounds = self._cluster.bounds(tps)
-        expected = sum(one.end - one.start for one in bounds.values())
-        self._told.expect(expected)
-        records = census.count(store, bounds)
-        self._told.done(expected)
-        return records
+    def _read(self, part: SubTopology, change: PartChange) -> _Read:
+        """Read the changelogs of a sub-topology, unless they are what they were when last read."""
+        stores = [self._logged(name, change) for name in part.stores]
+        topics = [store.topic for store in stores]
+        tps = [TopicPartition(topic, p) for topic in topics for p in range(change.before)]
+        extent = (change, self._cluster.topic_ids(topics), self._cluster.bounds(tps))
+        known = self._known.get(part.ordinal)
+        if known is not None and known.extent == extent:
+            return known
+        changelog = self._environment.changelog
+        hashes: dict[str, Place] = {n: self._environment.partitioners[n] for n in _HASHES}
+        if self._asked.partitioner is not None:
+            hashes = {self._asked.partitioner: hashes[self._asked.partitioner]}
+        found = _Read(extent, stores, {}, {}, Census(changelog, hashes))
+        for store in stores:
+            own = own_of(self._environment, self._topology, store.spec)
+            census = found.by_hash
+            if own is not None:
+                found.own[store.spec.name] = own
+                census = Census(changelog, {OWN: own.tried(change.after)}, _whose(own))
+            bounds = {tp: at for tp, at in extent[2].items() if tp.topic == store.topic}
+            expected = sum(one.end - one.start for one in bounds.values())
+            self._told.expect(expected)
+            found.records[store.spec.name] = census.count(store, bounds)
+            self._told.done(expected)
+        self._known[part.ordinal] = found
+        return found
 
     def _logged(self, name: str, change: PartChange) -> LoggedStore:
         topic = log_of(self._application_id, name, {})
