@@ -1,4 +1,4 @@
-"""Volumes that fail under `statestore run`: full, read-only, broken.
+"""Volumes that fail under `statestore run`: full, read-only, broken, slow, without locks.
 
 A library that is loaded before all others (`faulty_volume.c`) has calls fail that write to the
 state dir, from the n-th one on: whichever it is, the run ends with its results, or as a failure of
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import HostFailure
+from statestore.errors import HostFailure, InvalidSetting, Unavailable
 from tests.builders import ROOT
-from tests.kafka.run_rig import SMALL_COMMITS, App, Ended, counted, updates_in_order
+from tests.kafka.run_rig import SMALL_COMMITS, STATESTORE, App, Ended, counted, updates_in_order
 
 pytestmark = [pytest.mark.kafka, pytest.mark.thorough]
 
@@ -25,6 +25,7 @@ SEED = int(os.environ.get("BAD_INPUT_SEED", "31"))
 COUNT = 300
 FLUSHES = "--set=statestore.flush.lag.max.records=40"
 FAILURES = ("ENOSPC", "EIO", "EROFS", "EDQUOT")
+OPEN_FILES = (24, 40, 64, 96)
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +87,68 @@ def test_a_volume_that_fails_at_any_call_costs_nothing(
         ended = app.run(*SMALL_COMMITS, FLUSHES, through=through)
         assert_foreseen(ended, HostFailure.exit_code)
         assert_goes_on(app, done)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"slow_us": 20_000, "after": 20},
+        {"step_s": 86_400, "after": 60},
+        {"step_s": -86_400, "after": 60},
+        {"step_s": -40 * 365 * 86_400, "after": 1},
+    ],
+)
+def test_slow_volumes_and_clocks_that_are_set_change_no_result(
+    app: App, library: Path, how: dict[str, int]
+) -> None:
+    app.produce(range(20, COUNT))
+    ended = app.run(*SMALL_COMMITS, FLUSHES, through=faulty(app, library, **how))
+    assert ended.code == 0, ended.err[-4000:]
+    assert updates_in_order(app.read()) == counted(range(COUNT)) == app.stored()
+    app.produce(range(COUNT, 2 * COUNT))
+    assert_goes_on(app, 2 * COUNT)
+
+
+@pytest.mark.parametrize("code", ["ENOLCK", "ENOSYS"])
+def test_a_volume_without_locks_is_refused_and_works_once_that_is_said(
+    app: App, library: Path, code: str
+) -> None:
+    app.produce(range(20, COUNT))
+    through = faulty(app, library, locks=getattr(errno, code))
+    ended = app.run(through=through)
+    assert ended.code == InvalidSetting.exit_code, ended.err[-4000:]
+    assert "statestore.volume.locks" in ended.message
+    for count in (COUNT, 2 * COUNT):
+        ended = app.run("--set=statestore.volume.locks=false", FLUSHES, through=through)
+        assert ended.code == 0, ended.err[-4000:]
+        assert updates_in_order(app.read()) == counted(range(count))
+        app.produce(range(count, count + COUNT))
+
+
+@pytest.mark.parametrize("files", OPEN_FILES)
+def test_a_run_that_may_open_too_few_files_says_so_and_loses_nothing(app: App, files: int) -> None:
+    app.produce(range(20, COUNT))
+    ended = app.run(*SMALL_COMMITS, FLUSHES, through=("prlimit", f"--nofile={files}"))
+    assert_foreseen(ended, HostFailure.exit_code, Unavailable.exit_code)
+    assert_goes_on(app, COUNT)
+
+
+def test_a_state_dir_may_have_any_name(app: App) -> None:
+    folder = app.state_dir.parent / "état d'été ✓ 'q\" $x %s"
+    target = folder.with_name("exports ü ✓ #1")
+    here = App(app.kafka, app.name, folder, children=app.children)
+    here.drained()
+    where = ["--json", f"--application-id={app.name}", f"--state-dir={folder}"]
+    brokers = f"--bootstrap-servers={app.kafka.bootstrap_servers}"
+    for command in (
+        ["export", f"--target={target}", brokers],
+        ["exports", "verify", "--open", f"--target={target}"],
+        ["status", brokers],
+    ):
+        told = subprocess.run(
+            [str(STATESTORE), *command, *where], capture_output=True, text=True, check=False
+        )
+        assert told.returncode == 0, (command, told.stderr)
+    here.produce(range(20, COUNT))
+    here.drained()
+    assert updates_in_order(here.read()) == counted(range(COUNT)) == here.stored()
