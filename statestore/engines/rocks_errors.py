@@ -28,11 +28,18 @@ _HOST_ERRORS = (
     *(errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK),
     *(errno.ENOTDIR, errno.ENOTCONN, errno.ETIMEDOUT),
 )
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _RULES: tuple[tuple[re.Pattern[str], type[StateStoreError], str], ...] = (
     (
         re.compile(rf"lock hold by current process|While lock file: .*{os.strerror(errno.EAGAIN)}"),
         Locked,
         "this database is open elsewhere, in this process or another: wait until it is closed",
+    ),
+    (
+        re.compile(rf"While lock file: .*(?:{'|'.join(map(os.strerror, _NO_LOCKS))})"),
+        HostFailure,
+        "the volume does not take POSIX locks (fcntl), without which RocksDB does not write: mount "
+        "it with them (for NFS without nolock), or put state.dir elsewhere",
     ),
     (
         re.compile("|".join(re.escape(os.strerror(number)) for number in _HOST_ERRORS)),

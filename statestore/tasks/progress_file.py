@@ -133,6 +133,7 @@ class ProgressFile:
         self._sums = self._before.sums
         self._timed = Sums()
         self._written_s = float("-inf")
+        self._has_commit = False
 
     def begin(self, committed: Tally | None) -> None:
         """Take in what the last commit says that was committed; call it before the first write."""
@@ -146,9 +147,11 @@ class ProgressFile:
     def note(self, report: TaskReport, standing: Callable[[], Standing]) -> Standing | None:
         """Write the progress after a step of the task, if the file is a second old.
 
-        Return how far the task has come if it was written, so that others are told the same.
+        The first commit is written at once: a process that dies has got on if it committed. Return
+        how far the task has come if it was written, so that others are told the same.
         """
-        if self._clock.monotonic() - self._written_s < _EVERY_S:
+        is_first = report.last_commit_ms is not None and not self._has_commit
+        if self._clock.monotonic() - self._written_s < _EVERY_S and not is_first:
             return None
         now = standing()
         self.write(report, now)
@@ -157,6 +160,7 @@ class ProgressFile:
     def write(self, report: TaskReport, standing: Standing) -> None:
         """Write the progress now, as at the end of a run."""
         self._written_s = self._clock.monotonic()
+        self._has_commit = report.last_commit_ms is not None
         before, busy_s = self._before, report.process_seconds + report.commit_seconds
         own = report.records_in - report.records_before
         if self._serving:

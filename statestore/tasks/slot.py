@@ -62,7 +62,7 @@ class Served(NamedTuple):
         self.write(tell)
 
     def note(self, tell: Tell) -> None:
-        """Tell how far the task has come, if it did not do so within the last second."""
+        """Tell how far the task has come, about once a second, and after its first commit."""
         standing = self.progress.note(self.task.report, self.task.standing)
         if standing is not None:
             self.history.note(self.task.report, standing)

@@ -61,6 +61,8 @@ _JAVA_OPTIONS = (
     "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config=warn",
 )
 _FORMAT_S = 60
+_MODULES = "org.apache.kafka.common.security"
+_SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 _KILL_S = 10
 
 
@@ -175,7 +177,7 @@ def prepare(
     )
     if (node.data / "meta.properties").exists():
         return
-    arguments = ("format", "-t", cluster_id, "-c", str(node.properties))
+    arguments = ["format", "-t", cluster_id, "-c", str(node.properties), *_scram_users(node.sasl)]
     with node.log.open("ab") as log:
         try:
             done = subprocess.run(
@@ -345,12 +347,22 @@ def _properties(
 
 def _authentication(sasl: Sasl) -> dict[str, str]:
     users = " ".join(f'user_{name}="{password}"' for name, password in sasl.users.items())
+    modules = {"plain": f"{_MODULES}.plain.PlainLoginModule required {users};"}
+    modules |= {one.lower(): f"{_MODULES}.scram.ScramLoginModule required;" for one in _SCRAM}
     return {
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl.plain.sasl.jaas.config": (
-            f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};"
-        ),
+        "sasl.enabled.mechanisms": ",".join(one.upper() for one in modules),
+        **{f"listener.name.sasl.{one}.sasl.jaas.config": text for one, text in modules.items()},
     }
+
+
+def _scram_users(sasl: Sasl | None) -> list[str]:
+    """What has the format tool store the users' passwords, as SCRAM wants them."""
+    return [
+        word
+        for name, password in ({} if sasl is None else sasl.users).items()
+        for mechanism in _SCRAM
+        for word in ("-S", f'{mechanism}=[name="{name}",password="{password}"]')
+    ]
 
 
 def _addresses(ports: Mapping[str, int]) -> str:

@@ -63,7 +63,8 @@ class LocalKafka:
     ) -> None:
         """`proxy_port` is the port of a proxy that leads to `behind_proxy`, for one broker only.
 
-        `users` are passwords by name, which `sasl_servers` asks for by SASL's PLAIN. `config` says
+        `users` are passwords by name, which `sasl_servers` asks for by SASL's PLAIN or SCRAM (for
+        SCRAM, those of the first start over a `data_dir`). `config` says
         what they may do (`authorizer.class.name`, `super.users`). Clients of `bootstrap_servers`
         are User:ANONYMOUS.
         """

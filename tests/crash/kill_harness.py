@@ -171,15 +171,25 @@ class Rig:
         summary: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
         return summary
 
-    def run_until_crash(self, crash_at: str) -> Kill:
-        """A run that dies at a crash point."""
+    def run_until_crash(self, crash_at: str, *, open_within_s: float = 0.0) -> Kill:
+        """A run that dies at a crash point.
+
+        `open_within_s`: the kernel sends on what a dead process had written, and the broker takes a
+        moment to store it.
+        """
         before = self.committed()
         process = self.start(crash_at)
         _, err = process.communicate(timeout=120)
         if process.returncode != -signal.SIGKILL:
             assert process.returncode == 0, err[-4000:]
             return Kill(died=False, commits_before=False, writes_open=False)
-        return Kill(True, bool(before) or bool(self.committed()), self.writes_open())
+        is_open = tenacity.Retrying(
+            stop=tenacity.stop_after_delay(open_within_s),
+            wait=tenacity.wait_fixed(0.05),
+            retry=tenacity.retry_if_result(lambda found: not found),
+            retry_error_callback=lambda _state: False,
+        )(self.writes_open)
+        return Kill(True, bool(before) or bool(self.committed()), is_open)
 
     def run_until_killed(self, rng: random.Random) -> Kill:
         """A run killed at a random moment after its first commit."""

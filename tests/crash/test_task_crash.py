@@ -22,6 +22,7 @@ pytestmark = pytest.mark.kafka
 
 # Where writes are open in a transaction when the process dies. At the other points the log holds
 # everything or nothing: before the first record, or after the log's commit.
+OPEN_WITHIN_S = 2.0
 OPEN_AT = {CrashPoint.COMMIT_RECORDS_SENT, CrashPoint.COMMIT_OFFSETS_SENT}
 # The nth visit, so that commits of this very run came before the death.
 VISIT = {point: 4 for point in CrashPoint if point.value.startswith("commit.")}
@@ -46,9 +47,12 @@ def killed_at(
         if clients:
             client = str(clients[nth % len(clients)])
             rig.settings = {**rig.settings, "kafka.client": client}
-        for later in (0, 3, 5):
+        for later in (0, 3, 5, 7):
             rig.produce(6000)
-            kills[point] = rig.run_until_crash(f"{point}:{VISIT.get(point, 1) + later}")
+            visit = f"{point}:{VISIT.get(point, 1) + later}"
+            kills[point] = rig.run_until_crash(
+                visit, open_within_s=OPEN_WITHIN_S if point in OPEN_AT else 0.0
+            )
             # Records sent may still lie in the client when the process dies: meet a later visit.
             if point not in OPEN_AT or kills[point].counts:
                 break

@@ -2,9 +2,9 @@
  *
  * Calls that write below $FAULTY_FOLDER are counted. From the call number $FAULTY_AFTER on, and for
  * $FAULTY_FOR calls (0: for good), they fail with $FAULTY_ERRNO; or, if that is 0, each takes
- * $FAULTY_SLOW_US longer, and the wall clock is $FAULTY_STEP_S seconds off. Locks on files there
- * fail with $FAULTY_LOCKS from the beginning. At its end the program appends the count to the file
- * $FAULTY_COUNT. */
+ * $FAULTY_SLOW_US longer, and the wall clock is $FAULTY_STEP_S seconds off. From the beginning,
+ * whole-file locks (flock) there fail with $FAULTY_FLOCK, and POSIX locks (fcntl) with
+ * $FAULTY_FCNTL. At its end the program appends the count to the file $FAULTY_COUNT. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -24,7 +24,7 @@
 
 static atomic_long calls;
 static const char *folder;
-static long after, how_many, error, slow_us, step_s, locks;
+static long after, how_many, error, slow_us, step_s, no_flock, no_fcntl;
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
@@ -40,7 +40,8 @@ __attribute__((constructor)) static void begin(void) {
     error = number("FAULTY_ERRNO", 0);
     slow_us = number("FAULTY_SLOW_US", 0);
     step_s = number("FAULTY_STEP_S", 0);
-    locks = number("FAULTY_LOCKS", 0);
+    no_flock = number("FAULTY_FLOCK", 0);
+    no_fcntl = number("FAULTY_FCNTL", 0);
 }
 
 __attribute__((destructor)) static void end(void) {
@@ -131,8 +132,8 @@ int link(const char *old, const char *new) {
 }
 
 int flock(int handle, int operation) {
-    if (locks && is_below(handle)) {
-        errno = (int)locks;
+    if (no_flock && is_below(handle)) {
+        errno = (int)no_flock;
         return -1;
     }
     return REAL(flock)(handle, operation);
@@ -144,8 +145,9 @@ int flock(int handle, int operation) {
         va_start(more, command);                                                        \
         argument = va_arg(more, void *);                                                \
         va_end(more);                                                                   \
-        if (locks && (command == F_SETLK || command == F_SETLKW) && is_below(handle)) { \
-            errno = (int)locks;                                                         \
+        if (no_fcntl && (command == F_SETLK || command == F_SETLKW) &&                  \
+            is_below(handle)) {                                                         \
+            errno = (int)no_fcntl;                                                      \
             return -1;                                                                  \
         }                                                                               \
         return REAL(name)(handle, command, argument);                                   \

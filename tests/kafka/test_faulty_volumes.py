@@ -110,11 +110,11 @@ def test_slow_volumes_and_clocks_that_are_set_change_no_result(
 
 
 @pytest.mark.parametrize("code", ["ENOLCK", "ENOSYS"])
-def test_a_volume_without_locks_is_refused_and_works_once_that_is_said(
+def test_a_volume_without_flock_is_refused_and_works_once_that_is_said(
     app: App, library: Path, code: str
 ) -> None:
     app.produce(range(20, COUNT))
-    through = faulty(app, library, locks=getattr(errno, code))
+    through = faulty(app, library, flock=getattr(errno, code))
     ended = app.run(through=through)
     assert ended.code == InvalidSetting.exit_code, ended.err[-4000:]
     assert "statestore.volume.locks" in ended.message
@@ -123,6 +123,17 @@ def test_a_volume_without_locks_is_refused_and_works_once_that_is_said(
         assert ended.code == 0, ended.err[-4000:]
         assert updates_in_order(app.read()) == counted(range(count))
         app.produce(range(count, count + COUNT))
+
+
+@pytest.mark.parametrize("code", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
+def test_a_volume_without_posix_locks_is_named_and_costs_nothing(
+    app: App, library: Path, code: str
+) -> None:
+    app.produce(range(20, COUNT))
+    ended = app.run(through=faulty(app, library, fcntl=getattr(errno, code)))
+    assert ended.code == HostFailure.exit_code, ended.err[-4000:]
+    assert "does not take POSIX locks" in ended.message
+    assert_goes_on(app, COUNT)
 
 
 @pytest.mark.parametrize("files", OPEN_FILES)

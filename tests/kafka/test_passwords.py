@@ -1,4 +1,4 @@
-"""Brokers that ask for a password, by SASL's PLAIN, and one that is gone."""
+"""Brokers that ask for a password, by SASL's PLAIN and SCRAM, and one that is gone."""
 
 from collections.abc import Iterator, Mapping
 
@@ -30,18 +30,32 @@ def app_settings(user_settings: Mapping[str, object]) -> Mapping[str, object]:
     return user_settings
 
 
-def test_a_user_with_the_right_password_is_let_in(app: App) -> None:
+MECHANISMS = [
+    "PLAIN",
+    pytest.param("SCRAM-SHA-256", marks=pytest.mark.thorough),
+    "SCRAM-SHA-512",
+]
+CLIENTS = ["wire", pytest.param("librdkafka", marks=pytest.mark.thorough)]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_user_with_the_right_password_is_let_in(app: App, mechanism: str, client: str) -> None:
     servers = f"--bootstrap-servers={app.kafka.sasl_servers}"
-    app.drained(servers)
+    by = [f"--set=sasl.mechanism={mechanism}", f"--set=kafka.client={client}"]
+    app.drained(servers, *by, "--workers=2")
     assert updates_in_order(app.read()) == counted(range(20)) == app.stored()
 
 
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_a_wrong_password_is_a_mistake_that_is_not_retried(
-    app: App, monkeypatch: pytest.MonkeyPatch
+    app: App, monkeypatch: pytest.MonkeyPatch, mechanism: str, client: str
 ) -> None:
     monkeypatch.setenv("BROKER_PASSWORD", "battery staple")
+    by = [f"--set=sasl.mechanism={mechanism}", f"--set=kafka.client={client}"]
     with app.unchanged():
-        ended = app.run(f"--bootstrap-servers={app.kafka.sasl_servers}")
+        ended = app.run(f"--bootstrap-servers={app.kafka.sasl_servers}", *by)
     assert_refused(ended, 2, "InvalidSetting", "sasl.password", "refuse")
     assert "battery" not in ended.err + ended.out
 

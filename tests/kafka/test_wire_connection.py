@@ -25,8 +25,9 @@ NOBODY = "127.0.0.1:1"
 
 @pytest.fixture(scope="module")
 def asking() -> Iterator[LocalKafka]:
-    """A broker that asks for passwords."""
-    with LocalKafka(users={"me": "secret-1"}) as kafka:
+    """A broker that asks for passwords, by PLAIN alone."""
+    config = {"sasl.enabled.mechanisms": "PLAIN"}
+    with LocalKafka(users={"me": "secret-1"}, config=config) as kafka:
         yield kafka
 
 

@@ -80,6 +80,17 @@ def test_a_run_with_little_to_do_keeps_the_rates_of_the_one_before(tmp_path: Pat
     assert (noted.process_rate, noted.restore_rate, noted.last_commit_ms) == (2000, 2000, 123)
 
 
+def test_the_first_commit_is_noted_at_once_as_whoever_replaces_the_process_counts_on_it(
+    tmp_path: Path,
+) -> None:
+    file = ProgressFile(tmp_path, ManualClock(), slots=1)
+    file.write(TaskReport("0_0"), STANDING)
+    assert file.note(TaskReport("0_0", records_in=1), lambda: STANDING) is None
+    assert file.note(TaskReport("0_0", last_commit_ms=1), lambda: STANDING) is STANDING
+    assert read_progress(tmp_path).last_commit_ms == 1
+    assert file.note(TaskReport("0_0", last_commit_ms=2), lambda: STANDING) is None
+
+
 def test_a_note_is_written_once_a_second_and_a_folder_that_is_gone_is_no_error(
     tmp_path: Path,
 ) -> None:

@@ -383,9 +383,11 @@ class Appends:
                         return
                     if self._flights.get(node) is not flights:
                         break
-                self._send_one(node, [log for log in ready if log.queue], deadline_s)
+                if not self._send_one(node, [log for log in ready if log.queue], deadline_s):
+                    break
 
-    def _send_one(self, node: int, logs: list[_Log], deadline_s: float) -> None:
+    def _send_one(self, node: int, logs: list[_Log], deadline_s: float) -> bool:
+        """Send one batch of each of these partitions; False, and all put back, if it cannot be."""
         self.has_sent = True
         flight = [(log, log.queue.popleft()) for log in logs]
         for log, one in flight:
@@ -397,6 +399,8 @@ class Appends:
             link.send(self._request(link, flight), ProduceResponse, deadline_s=deadline_s)
         except Disconnected as failure:
             self._lost(node, failure)
+            return False
+        return True
 
     def _request(self, link: Connection, flight: list[tuple[_Log, _Sent]]) -> Any:
         assert self._owner is not None
