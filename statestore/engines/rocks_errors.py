@@ -38,8 +38,7 @@ _RULES: tuple[tuple[re.Pattern[str], type[StateStoreError], str], ...] = (
     (
         re.compile(rf"While lock file: .*(?:{'|'.join(map(os.strerror, _NO_LOCKS))})"),
         HostFailure,
-        "the volume does not take POSIX locks (fcntl), without which RocksDB does not write: mount "
-        "it with them (for NFS without nolock), or put state.dir elsewhere",
+        "the volume has no POSIX locks (fcntl), which RocksDB needs: mount it with them",
     ),
     (
         re.compile("|".join(re.escape(os.strerror(number)) for number in _HOST_ERRORS)),

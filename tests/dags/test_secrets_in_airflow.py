@@ -1,4 +1,4 @@
-"""A planted password is nowhere in what Airflow keeps: database, logs, rendered templates, XComs."""
+"""A planted password is nowhere in what Airflow keeps: database, logs, templates, XComs."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -132,7 +132,7 @@ def test_a_volume_without_posix_locks_is_named_and_costs_nothing(
     app.produce(range(20, COUNT))
     ended = app.run(through=faulty(app, library, fcntl=getattr(errno, code)))
     assert ended.code == HostFailure.exit_code, ended.err[-4000:]
-    assert "does not take POSIX locks" in ended.message
+    assert "has no POSIX locks" in ended.message
     assert_goes_on(app, COUNT)
 
 
