@@ -238,6 +238,14 @@ def test_a_store_with_no_row_or_one_is_one_split_and_leaves_no_snapshot(
     assert not [path for path in folder.iterdir() if path.is_dir()]
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_a_store_of_three_keys_has_each_row_once_in_64_splits(name: str, tmp_path: Path) -> None:
+    kept(name, [b"", b"\0", b"\xff" * 9], tmp_path)
+    parts = read(reader(tmp_path, name, splits="64"))
+    assert 1 < len(parts) < 64
+    assert sum(map(Counter, parts), Counter()) == whole(tmp_path, name)
+
+
 def test_a_small_store_is_not_split_unless_that_is_asked_for(tmp_path: Path) -> None:
     kept("rows", [b"%04d" % n for n in range(200)], tmp_path)
     (part,) = reader(tmp_path, "rows").partitions()

@@ -5,14 +5,21 @@
 OPTIONS: JSON; what the Data Source is told, and the servers and the topic to write to.
 """
 
+import io
 import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from statestore.spark import TransactionalKafka, TransactionalStore, kafka_batches
+from statestore.spark import (
+    TransactionalKafka,
+    TransactionalStore,
+    kafka_batches,
+    read_store,
+)
 
 
 def main(remote: str, options: dict[str, str], folder: Path) -> None:
@@ -25,6 +32,11 @@ def main(remote: str, options: dict[str, str], folder: Path) -> None:
     split = sorted(
         tuple(row) for row in read.option("splits", "3").load()["key", "value"].collect()
     )
+    named = read_store(spark, **options, columns="key,value")
+    assert sorted(map(tuple, named.collect())) == rows
+    with redirect_stdout(io.StringIO()) as plan:
+        named.explain()
+    assert f"transactional_store {options['store']} " in plan.getvalue(), plan.getvalue()
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     found = read.load().where("key = '7'").select("value").toPandas()["value"].tolist()
 
