@@ -425,6 +425,39 @@ def test_a_store_of_a_users_own_class_is_divided_by_the_keys_in_its_changelog(fo
     rows()
 
 
+def test_a_topic_of_the_pipeline_is_never_taken_for_a_copy(folder: Path) -> None:
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.INT64)
+    b.stream("in").group_by_key().count("counts").to_stream().to(
+        "app-counts-changelog-repartitioning", key_serde=serdes.STRING, value_serde=serdes.INT64
+    )
+    world = World(folder, b.build()).send(20)
+    world.broker.cluster("app").create([TopicSpec("app-counts-changelog-repartitioning", 2, {})])
+    world.run()
+    before = world.all()
+    with pytest.raises(Misuse, match="give the topic another name first"):
+        world.change(3)
+    assert world.all() == before
+
+
+def test_an_application_without_stores_or_without_records_is_changed_too(folder: Path) -> None:
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.INT64)
+    b.stream("in").map_values(lambda value: value + 1).to("out")
+    world = World(folder / "no stores", b.build()).send(40)
+    world.broker.cluster("app").create([TopicSpec("out", 2, {})])
+    world.run()
+    world.change(7)
+    world.send(40).run()
+    assert len(world.broker.records("out")) == 80
+    world.change(1, Inputs.RECREATE)
+    world.send(40).run()
+    assert len(world.broker.records("out")) == 120
+    empty = World(folder / "no records", counting())
+    empty.run()
+    empty.change(7)
+    empty.send(40).run()
+    assert empty.rows() == empty.sent
+
+
 def test_another_pipeline_than_the_deployed_one_is_refused(folder: Path) -> None:
     other = World(folder, counting()).send(20)
     other.run()

@@ -101,7 +101,8 @@ class Planner:
         self._deployed = read_deployed(self._environment.layout)
         reused = logs(topology, self._environment.settings).topics()
         check_topology(topology, self._deployed, reused)
-        read, _ = topology.topics()
+        read, written = topology.topics()
+        self._check_names(read | written)
         existing = cluster.partitions(sorted(read))
         if missing := sorted(read - existing.keys()):
             raise TopicMissing(f"topics that do not exist: {names(missing)}: create them first")
@@ -130,6 +131,15 @@ class Planner:
         )
 
     # Topics.
+
+    def _check_names(self, used: set[str]) -> None:
+        """Misuse if a topic of the pipeline would be taken for a copy, which is deleted."""
+        copies = {copied_by(self._application_id, store) for store in self._topology.stores}
+        if taken := sorted(copies.intersection(used)):
+            raise Misuse(
+                f"the pipeline uses topic {taken[0]}, which has the name of a copy that this "
+                "command makes and deletes: give the topic another name first"
+            )
 
     def _inputs(
         self, part: SubTopology, change: PartChange, existing: Mapping[str, int]
