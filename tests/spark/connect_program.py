@@ -12,6 +12,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import tenacity
 from pyspark.sql import DataFrame, SparkSession
 
 from statestore.spark import (
@@ -58,7 +59,13 @@ def main(remote: str, options: dict[str, str], folder: Path) -> None:
 
     def run(writer: Any, name: str) -> None:
         writer = writer.option("checkpointLocation", str(folder / name)).trigger(availableNow=True)
-        writer.start().awaitTermination()
+        # Spark gives a worker 10 s to connect, on a machine however busy; nothing is written then.
+        again = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(5),
+            retry=tenacity.retry_if_exception_message(match="(?s).*failed to connect back"),
+            reraise=True,
+        )
+        again(writer.start).awaitTermination()
 
     run(sink(changes().writeStream, "stream"), "stream")
     each = {"topic": topic, "kafka.bootstrap.servers": servers, "query": f"{topic}-each"}
