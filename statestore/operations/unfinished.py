@@ -4,6 +4,9 @@ from pathlib import Path
 
 from statestore.errors import Misuse
 from statestore.layout.folders import StateLayout
+from statestore.ports import Cluster
+from statestore.topology.graph import Topology
+from statestore.topology.logs import log_of
 
 
 def reset_file(layout: StateLayout) -> Path:
@@ -31,6 +34,28 @@ def require_no_repartition(layout: StateLayout) -> None:
         raise Misuse(
             f"a change of the partition count of {layout.application_id} was begun and not "
             "finished: repeat `statestore repartition`, which finishes it"
+        )
+
+
+def copied_by(application_id: str, store: str) -> str:
+    """The topic that has the records of a store while its changelog is made anew."""
+    return f"{log_of(application_id, store, {})}-repartitioning"
+
+
+def require_no_copies(layout: StateLayout, topology: Topology, cluster: Cluster) -> None:
+    """Raise Misuse if a change of the partition count left copies of changelogs.
+
+    For a volume on which nothing was deployed, as after its loss: the journal went with it, and a
+    start would go by changelogs that may have lost their records to the copies (docs/adr/0052).
+    """
+    read, written = topology.topics()
+    names = {copied_by(layout.application_id, store) for store in topology.stores}
+    if found := cluster.partitions(sorted(names - read - written)):
+        raise Misuse(
+            f"topics {', '.join(sorted(found))} are copies of changelogs, left by a change of the "
+            "partition count, of which this volume knows nothing: was it lost? Bring "
+            "repartition.json and topology.json back from a backup and repeat `statestore "
+            "repartition`; or, if the changelogs are known to be whole, delete these topics"
         )
 
 

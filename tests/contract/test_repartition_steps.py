@@ -6,6 +6,7 @@ I46: no start goes on in between, and no record is without a copy.
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -249,6 +250,32 @@ def test_a_change_that_died_before_its_journal_leaves_the_application_as_it_was(
         world.run()
     world.change(3, Inputs.KEEP)
     world.send(60).run()
+    assert world.rows() == world.sent
+
+
+@pytest.mark.parametrize(
+    "point", [CrashPoint.REPARTITION_JOURNALLED, CrashPoint.REPARTITION_TOPIC_MADE]
+)
+def test_a_volume_that_is_lost_in_a_change_is_missed_before_a_start_begins_without_state(
+    folder: Path, point: CrashPoint
+) -> None:
+    world = World(folder, counting()).send(100)
+    world.run()
+    died(world, point, 7)
+    kept = {
+        path: path.read_bytes()
+        for path in (repartition_file(world.layout), world.layout.application_dir / "topology.json")
+    }
+    shutil.rmtree(world.root / "state")
+    before = world.all()
+    with pytest.raises(Misuse, match=r"app-counts-changelog-repartitioning.*repartition\.json"):
+        world.run()
+    assert world.all() == before
+    for path, text in kept.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+    world.change(7)
+    world.send(100).run()
     assert world.rows() == world.sent
 
 

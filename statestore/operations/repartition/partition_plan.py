@@ -26,7 +26,6 @@ from statestore.operations.deployed import Deployed
 from statestore.ports import GroupOffset
 from statestore.tasks.commit import CommitStamp
 from statestore.topology.graph import Topology
-from statestore.topology.logs import log_of
 from statestore.topology.nodes import TopicName
 
 VERSION = 1
@@ -189,11 +188,6 @@ def check_topology(topology: Topology, deployed: Deployed, reused: Mapping[str, 
             f"store {store} has topic {topic} as its log (topology.optimization), whose records "
             "stay in their partitions: give the table a changelog of its own, under another name"
         )
-
-
-def copied_by(application_id: str, store: str) -> str:
-    """The topic that has the records of a store while its changelog is made anew."""
-    return f"{log_of(application_id, store, {})}-repartitioning"
 
 
 def stamp_of(committed: Mapping[TopicPartition, GroupOffset]) -> CommitStamp | None:

@@ -31,10 +31,10 @@ from statestore.operations.repartition.partition_plan import (
     TopicChange,
     changes_of,
     check_topology,
-    copied_by,
     names,
     stamp_of,
 )
+from statestore.operations.unfinished import copied_by
 from statestore.ports import Bounds, GroupOffset
 from statestore.serdes import composed
 from statestore.stores.kinds.registry import kind_of

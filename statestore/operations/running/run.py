@@ -47,6 +47,7 @@ from statestore.operations.start.topics import (
     missing_topics,
     written_topics,
 )
+from statestore.operations.unfinished import require_no_copies
 from statestore.ports import Cluster, TopicSpec
 from statestore.settings import Settings
 from statestore.tasks.plan import TaskReport
@@ -276,6 +277,8 @@ class Run:
 
     def _checked(self) -> Relocation:
         check_named(self.topology, self._settings)
+        if not read_deployed(self._layout).sub_topologies:
+            require_no_copies(self._layout, self.topology, self._cluster)
         self._check_topics()
         check_known(self.topology, self._layout, self.request)
         relocation = self._relocation()
