@@ -126,6 +126,7 @@ def test_a_client_that_ends_neither_its_body_nor_its_reading_is_let_go() -> None
             reads.settimeout(DEADLINE_S)
             reads.connect(address)
             reads.sendall(b"GET /much HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert reads.recv(1), "the server has its end"
             eventually(lambda: not _is_kept(port, reads), "the server gave up")
             assert 0 < len(b"".join(iter(lambda: reads.recv(MIB), b""))) < MUCH
 

@@ -153,15 +153,16 @@ def test_status_says_how_far_behind_and_how_long_to_go(rig: Rig) -> None:
 
 def test_status_after_a_crash_says_so_and_what_is_to_be_restored(rig: Rig) -> None:
     rig.produce(3400)
-    assert rig.run_until_crash(f"{CrashPoint.COMMIT_LOG_DONE}:6").died
-    dead = status(rig)
-    assert dead["state"] == "crashed"
-    assert dead["lag_records"] > 0
-    # The broker answers a commit before it tells the changelog.
-    eventually(
-        lambda: any(t["restore_records"] > 0 for t in status(rig)["stream_tasks"]),
-        "the changelog has more than a store",
-    )
+
+    def has_rows_to_restore() -> bool:
+        assert rig.run_until_crash(f"{CrashPoint.COMMIT_LOG_DONE}:6").died
+        dead = status(rig)
+        assert dead["state"] == "crashed"
+        assert dead["lag_records"] > 0
+        return any(task["restore_records"] > 0 for task in dead["stream_tasks"])
+
+    # The first commits are of tasks without a store: the slower the machine, the more there are.
+    eventually(has_rows_to_restore, "a changelog has more than a store")
     rig.run()
 
 

@@ -11,6 +11,7 @@ from statestore.errors import CommitUnknown, Fenced, Unavailable
 from statestore.faults import CrashPoint
 from statestore.spark.writing import attempts
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import eventually
 from tests.kafka.writing_rig import Sink
 
 pytestmark = [pytest.mark.kafka, pytest.mark.thorough]
@@ -47,6 +48,15 @@ def test_a_broker_killed_at_any_step_loses_and_doubles_nothing(
     with suppress(Unavailable, CommitUnknown, Fenced):
         sink.save(0, DIVISION, whole=whole)
     assert killed.exists(), "the kill missed"
-    sink.save(0, DIVISION, whole=whole)
+
+    def is_saved() -> bool:
+        """Whether the broker that came back has ended the transaction that was open."""
+        with suppress(Unavailable):
+            sink.save(0, DIVISION, whole=whole)
+            return True
+        return False
+
+    # At the latest when the transaction has timed out.
+    eventually(is_saved, "the batch is written again", deadline_s=150)
     sink.save(1, {0: ["z"]}, whole=whole)
     assert sink.read() == Counter([*(row for rows in DIVISION.values() for row in rows), "z"])
