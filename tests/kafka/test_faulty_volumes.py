@@ -139,7 +139,9 @@ def test_a_volume_without_posix_locks_is_named_and_costs_nothing(
 @pytest.mark.parametrize("files", OPEN_FILES)
 def test_a_run_that_may_open_too_few_files_says_so_and_loses_nothing(app: App, files: int) -> None:
     app.produce(range(20, COUNT))
-    ended = app.run(*SMALL_COMMITS, FLUSHES, through=("prlimit", f"--nofile={files}"))
+    # A connection that cannot be opened is tried again for so long, several times.
+    patience = "--set=default.api.timeout.ms=5000"
+    ended = app.run(*SMALL_COMMITS, FLUSHES, patience, through=("prlimit", f"--nofile={files}"))
     assert_foreseen(ended, HostFailure.exit_code, Unavailable.exit_code)
     assert_goes_on(app, COUNT)
 
