@@ -14,7 +14,9 @@ from statestore.testing.local_kafka import LocalKafka
 from tests.builders import eventually
 from tests.kafka.writing_rig import Sink
 
-pytestmark = [pytest.mark.kafka, pytest.mark.thorough]
+# One in fourteen leaves a transaction open at the broker that was killed, which holds up readers for
+# longer than this test waits: nothing is lost or doubled, but it is not known yet whose it is.
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
 STEPS = [point for point in CrashPoint if point.startswith("write.")]
 DIVISION = {0: ["a1", "a2", "b1", "b2"], 1: ["c1"], 3: ["d1", "d2"]}
 
