@@ -14,8 +14,8 @@ from statestore.testing.local_kafka import LocalKafka
 from tests.builders import eventually
 from tests.kafka.writing_rig import Sink
 
-# One in fourteen leaves a transaction open at the broker that was killed, which holds up readers for
-# longer than this test waits: nothing is lost or doubled, but it is not known yet whose it is.
+# One in fourteen leaves a transaction open at the broker that was killed: readers wait for it
+# longer than this test does. Nothing is lost or doubled, but it is not known yet whose it is.
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
 STEPS = [point for point in CrashPoint if point.startswith("write.")]
 DIVISION = {0: ["a1", "a2", "b1", "b2"], 1: ["c1"], 3: ["d1", "d2"]}
