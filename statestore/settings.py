@@ -408,6 +408,11 @@ class Settings:
         return self.topology_optimization is not Optimization.NONE
 
     @property
+    def partitioner_hash(self) -> str:
+        """The hash by which the client places keys: crc32 if partitioner says so, or murmur2."""
+        return "crc32" if self.partitioner.startswith("consistent") else "murmur2"
+
+    @property
     def effective_commit_interval_ms(self) -> int:
         """The value of commit.interval.ms; its default depends on the guarantee (SEMANTICS E7)."""
         return self.commit_interval_ms or (100 if self.exactly_once else 30_000)

@@ -60,6 +60,12 @@ def eventually(holds: Callable[[], bool], what: str, deadline_s: float = DEADLIN
         pause.wait(0.002)
 
 
+def files_with(secret: str, *folders: Path) -> list[Path]:
+    """The files of these folders in which a text stands."""
+    every = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return [path for path in every if secret.encode() in path.read_bytes()]
+
+
 def child(
     code: str, *arguments: object, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:

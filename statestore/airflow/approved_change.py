@@ -23,7 +23,11 @@ from statestore.airflow.options import (
 from statestore.airflow.waiting import NoRunSensor, SwitchedOnSensor
 
 _PROCESSED_BY = "{{ micro_batches[params.application] }}"
-_WAIT_S = 6 * 3600
+_WAITING: Mapping[str, Any] = {
+    "waited_for": _PROCESSED_BY,
+    "poke_interval": 10,
+    "timeout": 6 * 3600,
+}
 
 
 class ApprovedChange(NamedTuple):
@@ -98,10 +102,8 @@ def _changed(change: ApprovedChange, arguments: Mapping[str, Any]) -> Any:
     }
     wait_for_runs = NoRunSensor(
         task_id="wait_for_runs",
-        waited_for=_PROCESSED_BY,
-        poke_interval=10,
-        timeout=_WAIT_S,
         doc_md="Wait until no run of `micro_batches` is on.",
+        **_WAITING,
     )
     dry_run = StateStoreCommandOperator(
         task_id="dry_run",
@@ -152,10 +154,8 @@ def _resumed(checked: Any, goes_on: str) -> None:
 
     wait_until_on = SwitchedOnSensor(
         task_id="wait_until_on",
-        waited_for=_PROCESSED_BY,
-        poke_interval=10,
-        timeout=_WAIT_S,
         doc_md="Wait until `micro_batches` is switched on.",
+        **_WAITING,
     )
     resume = TriggerDagRunOperator(task_id="resume", trigger_dag_id=_PROCESSED_BY, doc_md=goes_on)
 

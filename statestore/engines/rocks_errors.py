@@ -21,9 +21,8 @@ from statestore.errors import (
 _STATUS = re.compile(
     r"(?:Corruption|IO error|Invalid argument|Not implemented|Shutdown in progress|Operation"
     r" (?:aborted|expired|failed)|Result incomplete|Resource busy|Column family dropped)\b"
+    r"|.*\(os error \d+\)$"  # what rocksdict itself asks of the file system
 )
-# What rocksdict itself asks of the file system.
-_OS_ERROR = re.compile(r"\(os error \d+\)$")
 # Errors of the machine, not of the files. RocksDB reports them as corruption while it opens.
 _HOST_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
@@ -75,8 +74,6 @@ def translate(error: Exception, where: object) -> StateStoreError | None:
             return StoreClosed(f"{where}: the database is being closed: open it again")
         case OSError():
             return HostFailure(f"{where}: cannot use this folder: {text}")
-    if type(error) is Exception and _OS_ERROR.search(text):
-        return HostFailure(f"{where}: cannot use this folder: {text}")
     if type(error) is not Exception or not _STATUS.match(text):
         return None
     kind, meaning = next((kind, meaning) for rule, kind, meaning in _RULES if rule.search(text))

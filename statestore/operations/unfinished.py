@@ -4,6 +4,7 @@ from pathlib import Path
 
 from statestore.errors import Misuse
 from statestore.layout.folders import StateLayout
+from statestore.operations.deployed import read_deployed
 from statestore.ports import Cluster
 from statestore.topology.graph import Topology
 from statestore.topology.logs import log_of
@@ -42,14 +43,21 @@ def copied_by(application_id: str, store: str) -> str:
     return f"{log_of(application_id, store, {})}-repartitioning"
 
 
-def require_no_copies(layout: StateLayout, topology: Topology, cluster: Cluster) -> None:
-    """Raise Misuse if a change of the partition count left copies of changelogs.
+def copies_of(application_id: str, topology: Topology) -> set[str]:
+    """These topics of all stores."""
+    return {copied_by(application_id, store) for store in topology.stores}
 
-    For a volume on which nothing was deployed, as after its loss: the journal went with it, and a
-    start would go by changelogs that may have lost their records to the copies (docs/adr/0052).
+
+def require_no_copies(layout: StateLayout, topology: Topology, cluster: Cluster) -> None:
+    """Raise Misuse if nothing is deployed, and a change of the partition count left copies.
+
+    So it is after the loss of a volume: the journal went with it, and a start would go by
+    changelogs that may have lost their records to the copies (docs/adr/0052).
     """
+    if read_deployed(layout).sub_topologies:
+        return
     read, written = topology.topics()
-    names = {copied_by(layout.application_id, store) for store in topology.stores}
+    names = copies_of(layout.application_id, topology)
     if found := cluster.partitions(sorted(names - read - written)):
         raise Misuse(
             f"topics {', '.join(sorted(found))} are copies of changelogs, left by a change of the "

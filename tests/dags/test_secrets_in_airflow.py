@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import files_with
 from tests.dags.project_rig import Project
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import USER, App, counted, updates_in_order
@@ -24,12 +25,6 @@ SECRET = "planted-77c1d9e2-zebra"
 def asking() -> Iterator[LocalKafka]:
     with LocalKafka(users={USER: SECRET}) as broker:
         yield broker
-
-
-def files_with_it(folder: Path) -> list[Path]:
-    """The files in which it stands."""
-    every = [path for path in folder.rglob("*") if path.is_file()]
-    return [path for path in every if SECRET.encode() in path.read_bytes()]
 
 
 def test_a_password_is_nowhere_in_what_airflow_keeps(
@@ -63,6 +58,6 @@ processing_guarantee = "exactly_once"
     kept = project.folder / ".scratch" / "airflow"
     assert (kept / "airflow.db").exists()
     assert list(kept.rglob("*.log"))
-    assert not files_with_it(project.folder)
+    assert not files_with(SECRET, project.folder)
     (kept / "planted").write_text(f"sasl.password={SECRET}")
-    assert files_with_it(project.folder) == [kept / "planted"], "a search finds what is there"
+    assert files_with(SECRET, project.folder) == [kept / "planted"], "a search finds what is there"

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT
+from tests.builders import ROOT, files_with
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
 from tests.kafka.run_rig import (
     PASSWORD,
@@ -86,16 +86,10 @@ def call(app: App, config: Path, *words: str, program: str = str(STATESTORE)) ->
     return done.stdout + done.stderr
 
 
-def files_with_it(*folders: Path) -> list[Path]:
-    """The files in which it stands."""
-    every = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    return [path for path in every if SECRET.encode() in path.read_bytes()]
-
-
 def test_a_search_for_it_finds_it(tmp_path: Path) -> None:
     """Or the tests below would prove nothing."""
     (tmp_path / "log").write_text(f"sasl.password={SECRET}")
-    assert files_with_it(tmp_path) == [tmp_path / "log"]
+    assert files_with(SECRET, tmp_path) == [tmp_path / "log"]
 
 
 @pytest.mark.thorough
@@ -133,7 +127,7 @@ def test_a_password_is_nowhere_in_what_runs_and_commands_leave(app: App, client:
     assert len(every) >= 3
     assert not [text[-2000:] for text in said if SECRET in text]
     assert (app.state_dir / app.name / "topology.json").exists()
-    assert not files_with_it(app.state_dir, target, config.parent)
+    assert not files_with(SECRET, app.state_dir, target, config.parent)
     assert updates_in_order(app.read()) == counted(range(20))
     assert stat.S_IMODE((app.state_dir / app.name).stat().st_mode) & 0o007 == 0
 
@@ -157,5 +151,5 @@ def test_a_password_is_nowhere_in_what_spark_logs(app: App, client: str) -> None
     told = call(app, config, "--master=local[2]", *logged, job, program=str(submit))
     assert SECRET not in told
     assert sum(path.stat().st_size for path in events.rglob("*") if path.is_file()) > 1000
-    assert not files_with_it(config.parent)
+    assert not files_with(SECRET, config.parent)
     assert updates_in_order(app.read()) == counted(range(20))

@@ -26,5 +26,5 @@ def likely_partitions(
     if known is not None and composed.of_windowed(known.key_serde) is None:
         placed = composed.placed_by(known.key_serde)
     placing = keys if placed is None else [placed(key) for key in keys]
-    crc32 = environment.settings.partitioner.startswith("consistent")
-    return list(environment.partitioners["crc32" if crc32 else "murmur2"](placing, count))
+    hashed = environment.partitioners[environment.settings.partitioner_hash]
+    return list(hashed(placing, count))

@@ -134,15 +134,10 @@ def own_partitioner(
     return OwnPartitioner(placed[topics[0]], full, serde, hashed)
 
 
-def our_hash(partitioner: str) -> str:
-    """Return the name of the hash that the setting `partitioner` stands for."""
-    return "crc32" if partitioner.startswith("consistent") else "murmur2"
-
-
 def own_of(environment: Environment, topology: Topology, store: StoreSpec) -> OwnPartitioner | None:
     """Return the same for a store of an application."""
     settings = environment.settings
-    hashed = environment.partitioners[our_hash(settings.partitioner)]
+    hashed = environment.partitioners[settings.partitioner_hash]
     return own_partitioner(topology, store, settings.application_id, hashed)
 
 

@@ -18,7 +18,6 @@ from statestore.operations.repartition.logs_of_stores import Census, LoggedStore
 from statestore.operations.repartition.own_partitioners import (
     OWN,
     OwnPartitioner,
-    our_hash,
     own_of,
 )
 from statestore.operations.repartition.partition_plan import (
@@ -34,7 +33,7 @@ from statestore.operations.repartition.partition_plan import (
     names,
     stamp_of,
 )
-from statestore.operations.unfinished import copied_by
+from statestore.operations.unfinished import copied_by, copies_of
 from statestore.ports import Bounds, GroupOffset
 from statestore.serdes import composed
 from statestore.stores.kinds.registry import kind_of
@@ -92,7 +91,7 @@ class Planner:
         self._told = told
         self._cluster = environment.cluster
         self._application_id = environment.settings.application_id
-        self._deployed: Deployed = read_deployed(environment.layout)
+        self._deployed = Deployed()
         self._known: dict[int, _Read] = {}
 
     def plan(self) -> RepartitionPlan:
@@ -134,8 +133,7 @@ class Planner:
 
     def _check_names(self, used: set[str]) -> None:
         """Misuse if a topic of the pipeline would be taken for a copy, which is deleted."""
-        copies = {copied_by(self._application_id, store) for store in self._topology.stores}
-        if taken := sorted(copies.intersection(used)):
+        if taken := sorted(used & copies_of(self._application_id, self._topology)):
             raise Misuse(
                 f"the pipeline uses topic {taken[0]}, which has the name of a copy that this "
                 "command makes and deletes: give the topic another name first"
@@ -379,7 +377,7 @@ class Planner:
 
     def _chosen(self, part: SubTopology, change: PartChange, census: Census) -> str:
         """The hash that places the keys; Misuse if two may, and nobody says which."""
-        ours = our_hash(self._environment.settings.partitioner)
+        ours = self._environment.settings.partitioner_hash
         if len(census.fitting) == 1:
             return min(census.fitting)
         from_others = any(not topic.internal for topic in part.source_topics)

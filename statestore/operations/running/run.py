@@ -277,8 +277,7 @@ class Run:
 
     def _checked(self) -> Relocation:
         check_named(self.topology, self._settings)
-        if not read_deployed(self._layout).sub_topologies:
-            require_no_copies(self._layout, self.topology, self._cluster)
+        require_no_copies(self._layout, self.topology, self._cluster)
         self._check_topics()
         check_known(self.topology, self._layout, self.request)
         relocation = self._relocation()
