@@ -61,7 +61,8 @@ class KafkaChangelog:
                 elif monotonic() - moved_s > self._settings.request_timeout_ms / 1000:
                     raise Unavailable(
                         f"changelog {tp} ends at offset {at} and does not reach {end}: "
-                        "a transaction is open in it, or it was truncated; run again"
+                        "a transaction is open in it, or it was truncated; run again, and if it "
+                        "stays so, see `A transaction stays open` in the runbook"
                     )
 
 
