@@ -404,6 +404,12 @@ class Cluster(Protocol):
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Return the log start and the last stable offset of each partition."""
 
+    def undecided(self, tps: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Return the partitions in which a transaction is open: what is behind it is not read yet.
+
+        One that has just ended may still look open for a moment, which is waited out.
+        """
+
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         """Return per partition the first offset at or after that time.
 

@@ -38,6 +38,8 @@ T = TypeVar("T")
 Answers = dict[K, "Future[Any]"]
 
 PAUSE_S = 0.03
+# How long the markers of a transaction that has ended may be under way.
+_MARKERS_S = 2.0
 LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # library gap
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # library gap
 
@@ -76,9 +78,16 @@ class Admin:
             raise self._error(failure, doing, since_s) from failure
 
     def offsets(
-        self, tps: Sequence[TopicPartition], spec: OffsetSpec, doing: str
+        self,
+        tps: Sequence[TopicPartition],
+        spec: OffsetSpec,
+        doing: str,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[TopicPartition, int]:
-        """Return the offset that `spec` describes among committed records; -1 if there is none."""
+        """Return the offset that `spec` describes among the records that `isolation` sees.
+
+        It is -1 if there is none.
+        """
         if not tps:
             return {}
         asked, since_s = {KafkaPartition(*tp): spec for tp in tps}, monotonic()
@@ -86,7 +95,7 @@ class Admin:
         def request() -> Answers[KafkaPartition]:
             return self.client.list_offsets(
                 asked,
-                isolation_level=IsolationLevel.READ_COMMITTED,
+                isolation_level=isolation,
                 request_timeout=self.timeout_s,
             )
 
@@ -135,6 +144,26 @@ class Admin:
         starts = self.offsets(tps, _EARLIEST, "read the log start")
         ends = self.offsets(tps, LATEST, "read the last stable offset")
         return {tp: Bounds(starts[tp], ends[tp]) for tp in tps}
+
+    def undecided(self, tps: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Return the partitions whose last stable offset is below their ends, also a moment later.
+
+        The broker answers a commit before it writes the markers.
+        """
+
+        def ask() -> list[TopicPartition]:
+            # In this order, as more is written meanwhile.
+            doing = "read the log end"
+            ends = self.offsets(tps, LATEST, doing, IsolationLevel.READ_UNCOMMITTED)
+            stable = self.offsets(tps, LATEST, "read the last stable offset")
+            return [tp for tp in tps if stable[tp] < ends[tp]]
+
+        return tenacity.Retrying(
+            stop=tenacity.stop_after_delay(min(_MARKERS_S, self.timeout_s)),
+            wait=tenacity.wait_fixed(PAUSE_S),
+            retry=tenacity.retry_if_result(bool),
+            retry_error_callback=last_result,
+        )(ask)
 
     def settled(
         self,

@@ -140,6 +140,10 @@ class KafkaCluster:
         """Return the log start and the last stable offset of each partition."""
         return self._admin.bounds(tps)
 
+    def undecided(self, tps: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Return the partitions in which a transaction is open."""
+        return self._admin.undecided(tps)
+
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         """Return per partition the first offset at or after that time, else the last stable one."""
         # Times below zero have special meanings in the request.

@@ -354,6 +354,12 @@ class MemoryCluster:
         """Log start and last stable offset of each."""
         return _bounds(self._state, tps)
 
+    def undecided(self, tps: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """The partitions with a transaction that is open."""
+        self._state.require_up()
+        logs = {tp: self._state.log(tp) for tp in tps}
+        return [tp for tp, log in logs.items() if log.last_stable < log.end]
+
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         """The first offset at or after that time in each partition, else its last stable offset."""
         found = {}

@@ -70,11 +70,13 @@ def test_an_open_transaction_holds_readers_at_the_last_stable_offset(world: Worl
     commit(second, topic, "behind it")
     assert world.cluster().bounds([tp])[tp] == (0, 2)
     assert world.changelog().bounds([tp])[tp] == (0, 2)
+    assert world.cluster().undecided([tp]) == [tp]
     source = world.source()
     source.start({tp: 0})
     assert values(read(source, {tp: 2})) == [b"a"]
     assert source.poll(10, 200) == []
     first.commit()
+    assert world.cluster().undecided([tp]) == []
     assert values(read(source, {tp: 6})) == [b"held", b"behind it"]
 
 

@@ -30,7 +30,7 @@ from statestore.operations.running.run import RunRequest, RunSummary
 from statestore.operations.running.runner import serve_here, start_run
 from statestore.operations.status.status import read_status
 from statestore.operations.unfinished import repartition_file
-from statestore.ports import TopicSpec
+from statestore.ports import Records, TopicSpec
 from statestore.runtime import Runtime
 from statestore.spark.datasource import TransactionalStore
 from statestore.testing.memory_broker import MemoryBroker
@@ -349,6 +349,29 @@ def test_a_journal_that_cannot_be_written_changes_nothing_but_the_copies(folder:
     temporary.rmdir()
     world.change(3)
     world.send(60).run()
+    assert world.rows() == world.sent
+
+
+@pytest.mark.parametrize(("partitions", "inputs"), [(7, Inputs.GROW), (1, Inputs.RECREATE)])
+def test_an_open_transaction_in_an_input_is_refused_as_nobody_sees_its_records_yet(
+    folder: Path, partitions: int, inputs: Inputs
+) -> None:
+    world = World(folder, counting()).send(100)
+    world.run()
+    producer = world.broker.outbox("theirs", "theirs")
+    producer.open()
+    producer.begin()
+    producer.send(Records("in", [b"late"], [serdes.INT64.serialize(1)], [2000], partition=0))
+    producer.flush()
+    before = world.all()
+    for dry_run in (True, False):
+        with pytest.raises(Misuse, match="in-0 has a transaction that is open"):
+            world.change(partitions, inputs, dry_run=dry_run)
+    assert world.all() == before
+    producer.abort()
+    world.run()
+    world.change(partitions, inputs)
+    world.send(100).run()
     assert world.rows() == world.sent
 
 

@@ -255,6 +255,10 @@ class SimulatedCluster:
         self._process.ask("cluster.bounds")
         return self._cluster.bounds(tps)
 
+    def undecided(self, tps: Sequence[TopicPartition]) -> list[TopicPartition]:
+        self._process.ask("cluster.undecided")
+        return self._cluster.undecided(tps)
+
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         self._process.ask("cluster.offsets_at")
         return self._cluster.offsets_at(tps, time_ms)

@@ -224,7 +224,20 @@ class Planner:
         inputs: Sequence[_Input],
         group: Mapping[TopicPartition, GroupOffset],
     ) -> None:
-        """Misuse if records under way are lost if their topic is created again."""
+        """Misuse if records under way are lost if their topic is created again.
+
+        Or if nobody sees them yet: other producers' transactions may be open in inputs.
+        """
+        theirs = [
+            TopicPartition(i.topic, p) for i in inputs if not i.name.internal for p in range(i.now)
+        ]
+        if hidden := self._cluster.undecided(theirs):
+            raise Misuse(
+                f"{hidden[0]} has a transaction that is open: its records would be lost with the "
+                "topic, or stay where their keys do not belong any more: stop the producer, let it "
+                "end its transaction or the broker abort it (transaction.timeout.ms), process "
+                "everything to the end, then repeat the command"
+            )
         for one in inputs:
             begins_anew = one.name.internal or one.now > self._asked.partitions
             if not begins_anew:
