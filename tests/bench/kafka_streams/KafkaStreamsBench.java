@@ -49,8 +49,9 @@ import org.apache.kafka.streams.state.Stores;
  *
  * <p>Arguments: bootstrap servers, application id, state dir, pipeline, input, table and output
  * topic. It ends when the group has committed everything that its topics have, and prints the
- * milliseconds from the first record to then; with one more argument, `forever`, it is killed. Rows are bytes; settings are the defaults of Kafka
- * Streams, but for the guarantee and the number of threads.
+ * milliseconds from the first record to then; with one more argument, `forever`, it is killed. Rows are bytes; settings are
+ * the defaults of Kafka Streams, but for the guarantee, the number of threads, and what system
+ * properties that begin with `streams.` say.
  */
 public final class KafkaStreamsBench {
   private static final AtomicLong FIRST = new AtomicLong();
@@ -59,6 +60,8 @@ public final class KafkaStreamsBench {
   private static final Duration GRACE = Duration.ofSeconds(60);
   private static final Duration TENTH = Duration.ofMillis(100);
   private static final Consumed<Bytes, Bytes> READ = Consumed.with(Serdes.Bytes(), Serdes.Bytes());
+
+  private static final String PREFIX = "streams.";
 
   private static final ObjectMapper JSON = new ObjectMapper();
   private static final Serde<ObjectNode> OBJECTS =
@@ -340,6 +343,11 @@ public final class KafkaStreamsBench {
     settings.put(StreamsConfig.consumerPrefix("auto.offset.reset"), "earliest");
     settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.BytesSerde.class);
     settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.BytesSerde.class);
+    System.getProperties()
+        .stringPropertyNames()
+        .stream()
+        .filter(name -> name.startsWith(PREFIX))
+        .forEach(name -> settings.put(name.substring(PREFIX.length()), System.getProperty(name)));
     Set<String> sources = new HashSet<>();
     sources.add(given[4]);
     var topology = bench.builder.build(settings);

@@ -79,7 +79,9 @@ class Run:
         if self.peer.main_class:
             words = (servers, self.name, str(self.folder), PIPELINES[self.job])
             path = self.environment.class_path()
-            return [java(), "-cp", path, self.peer.main_class, *words, *topics.values(), "forever"]
+            told = [f"-D{each}" for each in self.peer.properties]
+            begun = [java(), *told, "-cp", path, self.peer.main_class]
+            return [*begun, *words, *topics.values(), "forever"]
         if self.peer.module:
             told = {
                 "servers": servers,

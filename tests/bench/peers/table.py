@@ -1,13 +1,13 @@
 """The peers, their pinned versions, and how each of them was run: the one place that names them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tests.bench.peers.jobs import Job, Telling
 
 EXACTLY, AT_LEAST = "exactly once", "at least once"
-SPARK, FLINK, KAFKA = "4.2.0", "2.2.1", "4.3.1"
+SPARK, FLINK, KAFKA = "4.2.0", "2.2.1", "4.4.0"
 _KAFKA_OF_FLINK = "org.apache.flink:flink-sql-connector-kafka:5.0.0-2.2"
 
 _BATCHES = {Job.COUNT: Telling.SOME, Job.JSON: Telling.SOME, Job.PROCESSOR: Telling.EVERY}
@@ -26,7 +26,7 @@ class Peer:
     """How a peer runs: a `module` of this folder, or a `main_class` of the Java in `sources`.
 
     `packages` are of Python's index, `jars` of Maven. `telling` says by job which
-    results it tells. Without packages and jars it is us.
+    results it tells. `properties` are of its Java. Without packages and jars it is us.
     """
 
     version: str
@@ -41,7 +41,19 @@ class Peer:
     module: str = ""
     main_class: str = ""
     sources: tuple[str, ...] = ()
+    properties: tuple[str, ...] = ()
 
+
+_KAFKA_STREAMS = Peer(
+    version=KAFKA,
+    guarantee=EXACTLY,
+    how="one process of two threads, all other settings by default",
+    form=Form.BINARY,
+    jars=(f"org.apache.kafka:kafka-streams:{KAFKA}", "org.slf4j:slf4j-nop:1.7.36"),
+    telling=_BATCHES,
+    main_class="KafkaStreamsBench",
+    sources=("../../kafka_streams/KafkaStreamsBench.java",),
+)
 
 PEERS: Mapping[str, Peer] = {
     "statestore": Peer(
@@ -51,15 +63,11 @@ PEERS: Mapping[str, Peer] = {
         form=Form.BINARY,
         telling=_BATCHES,
     ),
-    "kafka-streams": Peer(
-        version=KAFKA,
-        guarantee=EXACTLY,
-        how="one process of two threads, all other settings by default",
-        form=Form.BINARY,
-        jars=(f"org.apache.kafka:kafka-streams:{KAFKA}", "org.slf4j:slf4j-nop:1.7.36"),
-        telling=_BATCHES,
-        main_class="KafkaStreamsBench",
-        sources=("../../kafka_streams/KafkaStreamsBench.java",),
+    "kafka-streams": _KAFKA_STREAMS,
+    "kafka-streams-tx": replace(
+        _KAFKA_STREAMS,
+        how=f"{_KAFKA_STREAMS.how}, but with transactional stores (KIP-892)",
+        properties=("streams.enable.transactional.statestores=true",),
     ),
     "quix": Peer(
         module="on_quix",
