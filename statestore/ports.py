@@ -333,8 +333,6 @@ class OutputLog(Protocol):
     def partitions(self, topics: Sequence[str]) -> Mapping[str, int]:
         """Return the partition counts of the topics that exist."""
 
-    def close(self) -> None: ...
-
 
 class LogRecords(NamedTuple):
     """A chunk of committed records by column, in log order; a value of None is a tombstone.

@@ -1,7 +1,7 @@
 """Reads changelog partitions for a restore: committed records only, at full speed."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from time import monotonic
 
@@ -10,7 +10,7 @@ from statestore.kafka.admin import Admin
 from statestore.kafka.source import KafkaSource
 from statestore.model.batch import Batch, Column
 from statestore.model.ids import TopicPartition
-from statestore.ports import Bounds, Replayed
+from statestore.ports import Bounds, Replayed, Source
 from statestore.settings import Settings
 
 # Large enough that a store writes big batches, small enough that a killed restore loses little.
@@ -21,27 +21,33 @@ _NOTHING = Batch(keys=Column(raw=[]), values=Column(raw=[]), timestamps=[], offs
 
 
 class KafkaChangelog:
-    """`ports.Changelog` on a real cluster; each replay uses a new consumer."""
+    """`ports.Changelog` on a real cluster; each replay has a source of its own."""
 
-    def __init__(self, settings: Settings, admin: Admin | None = None) -> None:
-        """Use the connection of `admin` if given."""
+    def __init__(
+        self,
+        settings: Settings,
+        admin: Admin | None = None,
+        source: Callable[[], Source] | None = None,
+    ) -> None:
+        """Use the connection of `admin`, and what `source` makes, if given; else librdkafka."""
         self._settings = settings
         self._admin = admin or Admin(settings)
+        self._source = source or (lambda: KafkaSource(settings, group_id=settings.application_id))
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Return the log start and the last stable offset of each partition."""
         return self._admin.bounds(tps)
 
     def replay(self, tp: TopicPartition, start: int, end: int) -> Iterator[Replayed]:
-        """Yield all records in [start, end); closing the generator closes its consumer.
+        """Yield all records in [start, end); closing the generator closes its source.
 
-        `end` is at most the last stable offset. The consumer's position decides whether it is
+        `end` is at most the last stable offset. The source's position decides whether it is
         reached, because the last offsets before it may belong to control records, to aborted
         records, or to records that compaction removed.
         """
         if start >= end:
             return
-        with closing(KafkaSource(self._settings, group_id=self._settings.application_id)) as source:
+        with closing(self._source()) as source:
             source.start({tp: start})
             at, moved_s = start, monotonic()
             while at < end:

@@ -12,7 +12,9 @@ from statestore.kafka.clients import Trouble, consumer, producer, tell_unused
 from statestore.kafka.cluster import KafkaCluster
 from statestore.kafka.groups import Groups
 from statestore.kafka.monitoring import KafkaMonitoringClient
-from statestore.kafka.outbox import NumberOf, PlainOutbox, TransactionalOutbox
+from statestore.kafka.outbox import NumberOf, PlainOutbox, TransactionalOutbox, no_number
+from statestore.kafka.output_log import KafkaOutputLog, Writer
+from statestore.kafka.plain_writer import PlainWriter
 from statestore.kafka.source import KafkaSource
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import KafkaClient
@@ -22,11 +24,18 @@ from statestore.ports import (
     Cluster,
     MonitoringClient,
     Outbox,
+    OutputLog,
     Source,
 )
 from statestore.settings import Settings
 from statestore.tasks.commit import CommitStamp
 from statestore.tasks.plan import TaskPlan, transactional_ids
+
+
+class ClosableWriter(Writer, Protocol):
+    """A writer that is kept."""
+
+    def close(self) -> None: ...
 
 
 class OwnClient(Protocol):
@@ -36,12 +45,14 @@ class OwnClient(Protocol):
         self,
         transactional_ids: Sequence[str],
         *,
-        group_id: str,
-        inputs: Sequence[TopicPartition],
-        number_of: NumberOf,
-        batch_bytes: int | None,
+        group_id: str | None,
+        inputs: Sequence[TopicPartition] = (),
+        number_of: NumberOf = no_number,
+        batch_bytes: int | None = None,
     ) -> Outbox: ...
     def source(self) -> Source: ...
+    def writer(self) -> ClosableWriter: ...
+    def forget_topics(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -60,7 +71,7 @@ class KafkaBrokers:
         return KafkaCluster(self._settings, self._admin, self._groups)
 
     def changelog(self) -> Changelog:
-        return KafkaChangelog(self._settings, self._admin)
+        return KafkaChangelog(self._settings, self._admin, self.source)
 
     def source(self) -> Source:
         wire = self._wire()
@@ -93,6 +104,24 @@ class KafkaBrokers:
             groups=self._groups,
         )
 
+    def output_log(self, topic: str) -> OutputLog:
+        """The log of an output from outside of stream tasks, in that topic."""
+        return KafkaOutputLog(topic, self.cluster(), self.changelog(), self._writer)
+
+    def output_outbox(self, transactional_id: str) -> Outbox:
+        """An outbox for one transaction without input offsets."""
+        wire = self._wire()
+        if wire is not None:
+            return wire.outbox([transactional_id], group_id=None)
+        ids = [transactional_id]
+        return TransactionalOutbox(self._settings, transactional_ids=ids, group_id=None)
+
+    def forget_topics(self) -> None:
+        """Ask anew about topics: others may have changed them since."""
+        wire = self._wire()
+        if wire is not None:
+            wire.forget_topics()
+
     def audit_log_reader(self) -> AuditLogReader:
         return KafkaAuditLogReader(self._settings)
 
@@ -107,6 +136,8 @@ class KafkaBrokers:
     def close(self) -> None:
         if self._made is not None:
             self._made.close()
+        if "_writer" in self.__dict__:
+            self._writer.close()
         self._groups.close()
         self._admin.close()
 
@@ -123,6 +154,11 @@ class KafkaBrokers:
     @cached_property
     def _admin(self) -> Admin:
         return Admin(self._settings)
+
+    @cached_property
+    def _writer(self) -> ClosableWriter:
+        wire = self._wire()
+        return PlainWriter(self._settings) if wire is None else wire.writer()
 
 
 def _wire_client(settings: Settings, groups: Groups) -> OwnClient | None:

@@ -1,16 +1,60 @@
 """What an output of a batch program, such as Spark, needs of the brokers."""
 
-from statestore.kafka.outbox import TransactionalOutbox
-from statestore.kafka.output_log import KafkaOutputLog
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from statestore.ports import Outbox, OutputLog
+from statestore.runtime.brokers import KafkaBrokers
 from statestore.settings import Settings
 
-
-def output_log(settings: Settings, topic: str) -> OutputLog:
-    """Return the log of an output, in that topic; close it."""
-    return KafkaOutputLog(settings, topic)
+_kept: dict[tuple[int, str], "OutputClients"] = {}
+"""By process, because clients do not survive a fork, and by settings."""
 
 
-def output_outbox(settings: Settings, transactional_id: str) -> Outbox:
-    """Return an outbox for one transaction that has no input offsets; open and close it."""
-    return TransactionalOutbox(settings, transactional_ids=[transactional_id], group_id=None)
+class OutputClients:
+    """The clients of one output: its log, and an outbox for each transaction."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._brokers = KafkaBrokers(settings)
+
+    def log(self, topic: str) -> OutputLog:
+        """Return the log of an output, in that topic."""
+        return self._brokers.output_log(topic)
+
+    def outbox(self, transactional_id: str) -> Outbox:
+        """Return an outbox for one transaction that has no input offsets; open and close it."""
+        return self._brokers.output_outbox(transactional_id)
+
+    def forget_topics(self) -> None:
+        """Ask anew about topics."""
+        self._brokers.forget_topics()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._brokers.close()
+
+
+@contextmanager
+def output_clients(settings: Settings) -> Iterator[OutputClients]:
+    """Give clients, which this process keeps for the next batch unless something fails.
+
+    Spark uses its Python processes again and again, and connecting takes longer than a small batch.
+    """
+    place = os.getpid(), repr(sorted(settings.to_mapping().items()))
+    clients = _kept.pop(place, None) or OutputClients(settings)
+    try:
+        clients.forget_topics()
+        yield clients
+    except BaseException:
+        clients.close()
+        raise
+    _kept.setdefault(place, clients)
+    if _kept[place] is not clients:
+        clients.close()
+
+
+def close_outputs() -> None:
+    """Close the clients that this process keeps."""
+    while _kept:
+        _kept.popitem()[1].close()

@@ -358,6 +358,9 @@ class WireWorld(KafkaWorld):
         self._stack.callback(outbox.close)
         return outbox
 
+    def changelog(self, **settings: object) -> Changelog:
+        return KafkaChangelog(self.settings(**settings), None, lambda: self.source(**settings))
+
     def unreachable(self) -> World:
         return UnreachableWireWorld(self.kafka)
 

@@ -12,6 +12,7 @@ from statestore.errors import Fenced, Misuse, RecordFailed, TopicMissing
 from statestore.faults import CrashPoint, arm
 from statestore.kafka.outbox import PlainOutbox
 from statestore.ports import Records
+from statestore.runtime.outputs import OutputClients
 from statestore.settings import Settings
 from statestore.spark.writing import attempts
 from statestore.spark.writing.encoding import Encoder
@@ -24,12 +25,13 @@ pytestmark = pytest.mark.kafka
 
 DIVISION = {0: ["a1", "a2", "b1", "b2"], 1: ["c1"], 2: [], 3: ["d1", "d2", "d3", "d4"]}
 ONCE = Counter(value for rows in DIVISION.values() for value in rows)
+CLIENTS = ["wire", pytest.param("librdkafka", marks=pytest.mark.thorough)]
 OTHER_DIVISION = {0: ["a1", "c1", "d3"], 1: ["a2", "b1", "b2", "d1", "d2", "d4"]}
 
 
-@pytest.fixture
+@pytest.fixture(params=CLIENTS)
 def sink(kafka: LocalKafka, request: pytest.FixtureRequest) -> Sink:
-    return Sink(kafka, name_of(request.node.name)).create()
+    return Sink(kafka, name_of(request.node.name), {"kafka.client": request.param}).create()
 
 
 def test_a_batch_that_is_repeated_in_another_order_is_written_once(sink: Sink) -> None:
@@ -178,7 +180,7 @@ def test_a_row_that_the_topic_does_not_take_is_named_by_its_place(sink: Sink) ->
     def write(
         columns: dict[str, list[object]], options: dict[str, str] | None = None, whole: bool = False
     ) -> None:
-        one = Sink(sink.kafka, sink.name, options or {})
+        one = Sink(sink.kafka, sink.name, sink.options | (options or {}))
         begun = one.begin()
         chunks = Encoder(one.plan, 4).chunks([batch, pa.RecordBatch.from_pydict(columns)])
         part = WritePart(sink.name, begun.name, None, 4)
@@ -200,7 +202,10 @@ def test_a_row_that_the_topic_does_not_take_is_named_by_its_place(sink: Sink) ->
     by_column: dict[str, list[object]] = {"value": ["c"], "topic": ["nowhere"]}
     batch = pa.RecordBatch.from_pydict({"value": ["a", "b"], "topic": [sink.name] * 2})
     quickly = {"topic": "", "kafka.topic.metadata.propagation.max.ms": "500"}
-    said = "one of the rows up to row 2 of Spark partition 4: could not write to nowhere"
+    said = (
+        "one of the rows up to row 2 of Spark partition 4: could not "
+        "(write to|find the partitions of) nowhere"
+    )
     with pytest.raises(TopicMissing, match=said):
         write(by_column, quickly)
     assert not sink.read()
@@ -297,9 +302,6 @@ def test_a_kill_at_any_step_neither_loses_nor_doubles_a_row(
 class Unprotected(PlainOutbox):
     """An outbox without transactions."""
 
-    def __init__(self, settings: Settings, _transactional_id: str) -> None:
-        super().__init__(settings, group_id="none")
-
     def send(self, records: Records, *, tracked: bool = False) -> None:
         super().send(records, tracked=tracked)
         self.flush()
@@ -308,7 +310,10 @@ class Unprotected(PlainOutbox):
 def test_without_transactions_the_same_kill_doubles_rows(
     sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "output_outbox", Unprotected)
+    settings = Settings.of(sink.plan.output.settings)
+    monkeypatch.setattr(
+        OutputClients, "outbox", lambda _clients, _id: Unprotected(settings, group_id="none")
+    )
     token = tmp_path / "killed"
     child = os.fork()
     if not child:
@@ -330,11 +335,13 @@ def test_a_missing_topic_and_an_unfit_marker_topic_are_refused_at_the_start(
         Sink(kafka, sink.name, {"topic": "nowhere"}).begin()
     batch = pa.RecordBatch.from_pydict({"value": ["a", "b"], "topic": [sink.name, "nowhere"]})
     by_column = Sink(
-        kafka, sink.name, {"topic": "", "kafka.topic.metadata.propagation.max.ms": "500"}
+        kafka,
+        sink.name,
+        sink.options | {"topic": "", "kafka.topic.metadata.propagation.max.ms": "500"},
     )
     part = WritePart(sink.name, (begun := by_column.begin()).name, 0, 0)
     chunks = Encoder(by_column.plan, 0).chunks([batch])
-    with pytest.raises(TopicMissing, match="could not write to nowhere:"):
+    with pytest.raises(TopicMissing, match="could not (write to|find the partitions of) nowhere:"):
         attempts.write(begun, part, chunks, hand_over=False)
     unfit = f"{sink.name}-unfit"
     kafka.create_topic(unfit, 1)

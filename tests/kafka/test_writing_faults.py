@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from statestore.errors import CommitUnknown, Fenced, Unavailable
-from statestore.kafka.output_log import _senders
+from statestore.model.modes import KafkaClient
+from statestore.runtime.outputs import close_outputs
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka.fault_proxy import Fault, FaultProxy
 from tests.kafka.fault_schedules import _TRANSACTIONAL, _drawn_fault
@@ -30,7 +31,7 @@ def kafka(proxy: FaultProxy) -> Iterator[LocalKafka]:
     with LocalKafka(proxy_port=proxy.port) as broker:
         proxy.lead_to(broker.behind_proxy)
         yield broker
-        _senders.clear()  # their connections end before the proxy does
+        close_outputs()  # their connections end before the proxy does
 
 
 def many_faults(chosen: random.Random) -> Callable[[Request], Fault | None]:
@@ -43,16 +44,17 @@ def many_faults(chosen: random.Random) -> Callable[[Request], Fault | None]:
     return plan
 
 
+@pytest.mark.parametrize("client", KafkaClient)
 @pytest.mark.parametrize(
     "seed",
     [commit_seed(), *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(12))],
 )
 def test_no_late_message_doubles_or_loses_a_row(
-    kafka: LocalKafka, proxy: FaultProxy, seed: int
+    kafka: LocalKafka, proxy: FaultProxy, seed: int, client: KafkaClient
 ) -> None:
     chosen = random.Random(seed)
-    behind = {"kafka.bootstrap.servers": proxy.address}
-    sink = Sink(kafka, f"late-{seed}", QUICK | behind).create()
+    behind = {"kafka.bootstrap.servers": proxy.address, "kafka.client": str(client)}
+    sink = Sink(kafka, f"late-{seed}-{client}", QUICK | behind).create()
     expected: Counter[str] = Counter()
     proxy.follow(sink.name, many_faults(random.Random(seed)))
     for batch in range(BATCHES):

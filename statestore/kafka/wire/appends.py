@@ -21,7 +21,7 @@ from statestore.errors import InvalidSetting, RecordFailed, StateStoreError
 from statestore.kafka.wire import codec
 from statestore.kafka.wire.cluster import ClusterMap, Links, Retries, has_moved, is_passing, said
 from statestore.kafka.wire.connection import Connection, Disconnected
-from statestore.kafka.wire.coordinators import TransactionalId, refusal
+from statestore.kafka.wire.coordinators import ProducerId, refusal
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header
 from statestore.ports import Records
@@ -186,7 +186,7 @@ class Appends:
         self._cluster = cluster
         self._links = links
         self._options = options
-        self._owner: TransactionalId | None = None
+        self._owner: ProducerId | None = None
         self._logs: dict[TopicPartition, _Log] = {}
         self._flights: dict[int, deque[list[tuple[_Log, _Sent]]]] = {}
         self._failure: StateStoreError | None = None
@@ -197,7 +197,7 @@ class Appends:
         self.has_sent = False
         """Whether a broker may have got a record since `begin`."""
 
-    def begin(self, owner: TransactionalId) -> None:
+    def begin(self, owner: ProducerId) -> None:
         """Forget what was there; records carry the id and epoch of `owner` from now on."""
         self.drop()
         self._owner = owner
@@ -343,7 +343,7 @@ class Appends:
             producer_id=self._owner.producer_id,
             producer_epoch=self._owner.epoch,
             base_sequence=log.sequence,
-            transactional=True,
+            transactional=self._owner.name is not None,
             compression=self._options.compression,
         )
         log.queue.append(_Sent(data, log.sequence, end - begin))

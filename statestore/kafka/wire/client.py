@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from statestore.errors import BrokerTooOld, StateStoreError
 from statestore.kafka.clients import tell_unused
 from statestore.kafka.groups import Groups
-from statestore.kafka.outbox import NumberOf
+from statestore.kafka.outbox import NumberOf, no_number
 from statestore.kafka.wire import codec
 from statestore.kafka.wire.appends import AppendOptions
 from statestore.kafka.wire.cluster import ClusterMap
 from statestore.kafka.wire.outbox import WireOutbox
+from statestore.kafka.wire.plain_writer import WirePlainWriter
 from statestore.kafka.wire.security import Security
 from statestore.kafka.wire.source import WireSource, not_taken
 from statestore.model.ids import TopicPartition
@@ -48,12 +49,12 @@ class WireClient:
         self,
         transactional_ids: Sequence[str],
         *,
-        group_id: str,
-        inputs: Sequence[TopicPartition],
-        number_of: NumberOf,
-        batch_bytes: int | None,
+        group_id: str | None,
+        inputs: Sequence[TopicPartition] = (),
+        number_of: NumberOf = no_number,
+        batch_bytes: int | None = None,
     ) -> Outbox:
-        """Return the outbox of a stream task under exactly_once."""
+        """Return an outbox with transactions; without a group it has no inputs."""
         return WireOutbox(
             self._settings,
             self._producers,
@@ -68,6 +69,15 @@ class WireClient:
     def source(self) -> Source:
         """Return the source of a stream task."""
         return WireSource(self._settings, self._consumers)
+
+    def writer(self) -> WirePlainWriter:
+        """Return what appends outside of transactions; the caller closes it."""
+        return WirePlainWriter(self._settings, self._producers)
+
+    def forget_topics(self) -> None:
+        """Ask anew about all topics."""
+        self._consumers.forget_topics()
+        self._producers.forget_topics()
 
     def close(self) -> None:
         """Close the connections that its clients share."""

@@ -71,9 +71,9 @@ class Moving(Exception):
 class Retries:
     """Waits between attempts, longer each time, up to a deadline."""
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, deadline_s: float, first_s: float = _AGAIN_S) -> None:
         self._deadline_s = deadline_s
-        self._next_s = _AGAIN_S
+        self._next_s = first_s
         self._never = threading.Event()
 
     def wait(self) -> bool:
@@ -176,6 +176,12 @@ class ClusterMap:
         for tp in tps:
             self._leaders.pop(tp, None)
 
+    def forget_topics(self) -> None:
+        """Forget what was told about topics: they may be others by now."""
+        with self._lock:
+            self._leaders.clear()
+            self._counts.clear()
+
     def coordinator(self, kind: Kind, key: str) -> int:
         """Return the broker that coordinates a group or a transactional id."""
         found = self._coordinators.get((kind, key))
@@ -191,6 +197,27 @@ class ClusterMap:
     def coordinator_moved(self, kind: Kind, key: str) -> None:
         """Forget the coordinator: it said that it is not, or did not answer."""
         self._coordinators.pop((kind, key), None)
+
+    def ask_any(
+        self,
+        make: Callable[[Connection], Any],
+        response: Any,
+        code_of: Callable[[Any], int],
+        doing: str,
+    ) -> Any:
+        """Return the answer of any broker, asked again as long as its code says so."""
+
+        def ask(link: Connection, until_s: float) -> Any:
+            answer = link.ask(make(link), response, deadline_s=until_s)
+            code = code_of(answer)
+            if code and is_passing(code):
+                raise Moving(said(code))
+            if code:
+                raise error_for(KafkaError(code), doing)
+            return answer
+
+        with self._turn(doing) as deadline_s:
+            return self._asked(ask, doing, deadline_s)
 
     def unanswered(self, doing: str, since_s: float, why: object = "") -> StateStoreError:
         """Return the error for a call that began at `since_s` and got no answer."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from confluent_kafka import KafkaError
 from kafka.protocol.producer import (
@@ -18,6 +18,7 @@ from statestore.kafka.wire.cluster import ClusterMap, Kind, Links, Moving, Retri
 from statestore.kafka.wire.connection import Connection, Disconnected
 
 _OPEN_VERSION = 5
+_NO_TIMEOUT = 2**31 - 1
 # From this version on the answer carries the epoch of the next transaction (KIP-890).
 END_VERSION = 5
 _ELSEWHERE = frozenset({KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR})
@@ -81,6 +82,43 @@ class Coordinator:
                 why = str(moving)
             if not retries.wait():
                 raise self._cluster.unanswered(doing, since_s, why)
+
+
+class ProducerId(Protocol):
+    """Whose records brokers tell apart by number. Without a name there are no transactions."""
+
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+
+
+class PlainId(NamedTuple):
+    """A producer id without transactions."""
+
+    producer_id: int
+    epoch: int
+    name: None = None
+
+    @classmethod
+    def of(cls, cluster: ClusterMap) -> "PlainId":
+        """Ask any broker for a new one."""
+        doing = "ask for a producer id"
+        found = cluster.ask_any(
+            lambda link: InitProducerIdRequest(
+                version=link.version(InitProducerIdRequest, _OPEN_VERSION),
+                transactional_id=None,
+                transaction_timeout_ms=_NO_TIMEOUT,
+                producer_id=-1,
+                producer_epoch=-1,
+            ),
+            InitProducerIdResponse,
+            lambda answer: int(answer.error_code),
+            doing,
+        )
+        return cls(found.producer_id, found.producer_epoch)
 
 
 class TransactionalId:

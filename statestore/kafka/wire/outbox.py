@@ -33,6 +33,8 @@ from statestore.settings import Settings
 _log = logging.getLogger(__name__)
 _OFFSETS_VERSION = 5
 _CLOSE_S = 5.0
+# An idle broker tells the partitions within so much.
+_ENDED_S = 0.002
 _UNFINISHED = frozenset({"PrepareCommit", "PrepareAbort"})
 
 
@@ -303,7 +305,7 @@ class WireOutbox:
 
         It answers a commit before that, and readers wait for it.
         """
-        retries = Retries(deadline_s)
+        retries = Retries(deadline_s, _ENDED_S)
         doing = f"wait for the end of the transaction of {owner.name}"
         while True:
             answer = owner.coordinator.ask(

@@ -26,7 +26,7 @@ from statestore.errors import CommitUnknown, Misuse, RecordFailed, StateStoreErr
 from statestore.faults import CrashPoint, reach
 from statestore.model.records import Header
 from statestore.ports import LogEntryBytes, Outbox, OutputLog, Records
-from statestore.runtime.outputs import output_log, output_outbox
+from statestore.runtime.outputs import OutputClients, output_clients
 from statestore.settings import Settings
 from statestore.spark.writing.markers import (
     CLAIMS,
@@ -337,8 +337,8 @@ class _Claim:
 def _claimed(attempt: WriteAttempt, part: WritePart) -> Iterator[tuple[_Claim, Duty]]:
     """Open the partition's id, then say so, then read; the order matters (see the top)."""
     output = attempt.output
-    with _opened(output) as (log, settings):
-        outbox = output_outbox(settings, output.transactional_id(part.partition))
+    with _opened(output) as (log, clients):
+        outbox = clients.outbox(output.transactional_id(part.partition))
         try:
             outbox.open()
             ends = _appended(log, Intent(attempt.name, part.partition))
@@ -353,13 +353,9 @@ def _claimed(attempt: WriteAttempt, part: WritePart) -> Iterator[tuple[_Claim, D
 
 
 @contextmanager
-def _opened(output: Output) -> Iterator[tuple[OutputLog, Settings]]:
-    settings = Settings.of(output.settings)
-    log = output_log(settings, output.marker_topic)
-    try:
-        yield log, settings
-    finally:
-        log.close()
+def _opened(output: Output) -> Iterator[tuple[OutputLog, OutputClients]]:
+    with output_clients(Settings.of(output.settings)) as clients:
+        yield clients.log(output.marker_topic), clients
 
 
 def _appended(log: OutputLog, entry: Entry) -> dict[int, int]:

@@ -146,6 +146,8 @@ def _settings(options: Mapping[str, str], query: str) -> dict[str, object]:
                     f"{NAME}: kafka.{name} = {text!r}: the guarantees depend on "
                     f"{_OURS[name][0]!r}: leave it out"
                 )
+        elif name == "client":
+            made["kafka.client"] = text
         elif name in _OF_SETTINGS or name == "partitioner" or name.startswith(_FOR_ALL_CLIENTS):
             made[name] = text
         else:
