@@ -24,17 +24,21 @@ _CONFIG = {
 }
 
 
-class Writer(Protocol):
+class LogWriter(Protocol):
     """Appends records outside of transactions, in order, each exactly once."""
 
     def append(self, records: Sequence[Records]) -> Mapping[TopicPartition, int]:
         """Return the offset after the last record of each partition, as far as brokers tell it."""
 
+    def close(self) -> None: ...
+
 
 class KafkaOutputLog:
     """`ports.OutputLog` on a real cluster."""
 
-    def __init__(self, topic: str, cluster: Cluster, changelog: Changelog, writer: Writer) -> None:
+    def __init__(
+        self, topic: str, cluster: Cluster, changelog: Changelog, writer: LogWriter
+    ) -> None:
         """These are the caller's."""
         self._topic = topic
         self._cluster = cluster

@@ -13,7 +13,7 @@ from statestore.settings import Settings
 
 
 class PlainWriter:
-    """`output_log.Writer`; worth keeping.
+    """`output_log.LogWriter`; worth keeping.
 
     A new client waits for half a second before its first record: it asks for a producer id before
     it is connected, and again after that time.

@@ -13,7 +13,7 @@ from statestore.kafka.cluster import KafkaCluster
 from statestore.kafka.groups import Groups
 from statestore.kafka.monitoring import KafkaMonitoringClient
 from statestore.kafka.outbox import NumberOf, PlainOutbox, TransactionalOutbox, no_number
-from statestore.kafka.output_log import KafkaOutputLog, Writer
+from statestore.kafka.output_log import KafkaOutputLog, LogWriter
 from statestore.kafka.plain_writer import PlainWriter
 from statestore.kafka.source import KafkaSource
 from statestore.model.ids import TopicPartition
@@ -32,12 +32,6 @@ from statestore.tasks.commit import CommitStamp
 from statestore.tasks.plan import TaskPlan, transactional_ids
 
 
-class ClosableWriter(Writer, Protocol):
-    """A writer that is kept."""
-
-    def close(self) -> None: ...
-
-
 class OwnClient(Protocol):
     """`kafka.wire.client.WireClient`, which is imported when it is first asked for."""
 
@@ -51,7 +45,7 @@ class OwnClient(Protocol):
         batch_bytes: int | None = None,
     ) -> Outbox: ...
     def source(self) -> Source: ...
-    def writer(self) -> ClosableWriter: ...
+    def writer(self) -> LogWriter: ...
     def forget_topics(self) -> None: ...
     def close(self) -> None: ...
 
@@ -156,7 +150,7 @@ class KafkaBrokers:
         return Admin(self._settings)
 
     @cached_property
-    def _writer(self) -> ClosableWriter:
+    def _writer(self) -> LogWriter:
         wire = self._wire()
         return PlainWriter(self._settings) if wire is None else wire.writer()
 

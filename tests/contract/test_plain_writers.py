@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from statestore.errors import RecordFailed, TopicMissing, Unavailable
-from statestore.kafka.output_log import Writer
+from statestore.kafka.output_log import LogWriter
 from statestore.kafka.plain_writer import PlainWriter
 from statestore.kafka.wire.cluster import ClusterMap
 from statestore.kafka.wire.plain_writer import WirePlainWriter
@@ -21,7 +21,7 @@ from tests.contract.broker_worlds import KafkaWorld
 pytestmark = pytest.mark.kafka
 
 
-def writer_of(client: KafkaClient, settings: Settings) -> Iterator[Writer]:
+def writer_of(client: KafkaClient, settings: Settings) -> Iterator[LogWriter]:
     if client is KafkaClient.LIBRDKAFKA:
         with closing(PlainWriter(settings)) as writer:
             yield writer
@@ -39,7 +39,7 @@ def client(request: pytest.FixtureRequest) -> KafkaClient:
 
 
 @pytest.fixture
-def writer(client: KafkaClient, kafka_world: KafkaWorld) -> Iterator[Writer]:
+def writer(client: KafkaClient, kafka_world: KafkaWorld) -> Iterator[LogWriter]:
     yield from writer_of(client, kafka_world.settings())
 
 
@@ -48,7 +48,7 @@ def rows(topic: str, partition: int, *values: bytes) -> Records:
 
 
 def test_what_was_appended_is_there_in_order_and_its_ends_are_told(
-    kafka_world: KafkaWorld, writer: Writer
+    kafka_world: KafkaWorld, writer: LogWriter
 ) -> None:
     topic = kafka_world.topic(2)
     first = writer.append([rows(topic, 0, b"a", b"b"), rows(topic, 1, b"c")])
@@ -59,7 +59,7 @@ def test_what_was_appended_is_there_in_order_and_its_ends_are_told(
     assert found == [(0, b"a"), (0, b"b"), (0, b"d"), (1, b"c")]
 
 
-def test_it_goes_on_after_an_error(kafka_world: KafkaWorld, writer: Writer) -> None:
+def test_it_goes_on_after_an_error(kafka_world: KafkaWorld, writer: LogWriter) -> None:
     topic = kafka_world.topic()
     with pytest.raises((TopicMissing, RecordFailed)):
         writer.append([rows(topic, 0, b"a"), rows("nowhere", 0, b"b")])
@@ -72,7 +72,9 @@ def test_it_goes_on_after_an_error(kafka_world: KafkaWorld, writer: Writer) -> N
     assert found.count(b"a") <= 1
 
 
-def test_a_topic_that_was_made_anew_is_written_to(kafka_world: KafkaWorld, writer: Writer) -> None:
+def test_a_topic_that_was_made_anew_is_written_to(
+    kafka_world: KafkaWorld, writer: LogWriter
+) -> None:
     topic = kafka_world.topic()
     writer.append([rows(topic, 0, b"a")])
     admin = AdminClient({"bootstrap.servers": kafka_world.bootstrap_servers})
