@@ -341,7 +341,7 @@ def test_a_missing_topic_and_an_unfit_marker_topic_are_refused_at_the_start(
     )
     part = WritePart(sink.name, (begun := by_column.begin()).name, 0, 0)
     chunks = Encoder(by_column.plan, 0).chunks([batch])
-    with pytest.raises(TopicMissing, match="could not (write to|find the partitions of) nowhere:"):
+    with pytest.raises(TopicMissing, match=r"could not (write to|find the partitions of) nowhere:"):
         attempts.write(begun, part, chunks, hand_over=False)
     unfit = f"{sink.name}-unfit"
     kafka.create_topic(unfit, 1)

@@ -12,7 +12,7 @@ from statestore.settings import Settings
 
 
 class WirePlainWriter:
-    """`output_log.LogWriter`; it keeps its producer id, whose numbers tell brokers what came twice."""
+    """`output_log.LogWriter`; it keeps its producer id, whose numbers tell what came twice."""
 
     def __init__(self, settings: Settings, cluster: ClusterMap) -> None:
         """`cluster` is the caller's."""
