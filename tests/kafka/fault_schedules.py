@@ -35,19 +35,29 @@ from statestore.model.modes import KafkaClient
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S, ROOT
 from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Moment, Of
-from tests.kafka.log_checker import Entry, Evidence, Finding, View, check
+from tests.kafka.log_checker import (
+    Entry,
+    Evidence,
+    Finding,
+    Origin,
+    Result,
+    Topic,
+    View,
+    check,
+)
 from tests.kafka.log_evidence import (
     Reader,
     entries_of,
     group_partitions,
     marks_of,
     settled_logs,
-    stored_counts,
+    stored_rows,
 )
 from tests.kafka.wire import Api, Request
 from tests.one_epoch import switch_off_epochs
 
 _STORE = "counts"
+_COUNTS = ss.persistent_key_value_store(_STORE, key_serde=serdes.STRING, value_serde=serdes.INT64)
 _AT_ONCE = 10
 _PARTITIONS = 2
 _KEYS = 5
@@ -272,18 +282,13 @@ class Schedules:
         self._groups_read = group_ends
         live = self._live.read_to({tp: ends[tp] for tp in app.outputs})
         evidence = Evidence(
-            inputs=app.inputs,
-            ends=app.ends,
-            passed=app.topic("passed"),
-            counts=app.topic("counts"),
-            changelog=app.topic("counts-changelog"),
+            topics=app.topics(),
+            ends={TopicPartition(app.topic("in"), p): end for p, end in app.ends.items()},
             committed=[_view(live, app.outputs), _view(seen, ends)],
             uncommitted=[_view(self._uncommitted.read_to(ends), ends)],
             raw={tp: log.batches for tp, log in logs.items()},
-            commits=marks_of(seen, app.name, app.topic("in")),
-            stores=stored_counts(
-                app.state_dir, app.name, _STORE, app.topic("counts-changelog"), _PARTITIONS
-            ),
+            commits=marks_of(seen, settled, app.name),
+            stores=stored_rows(_COUNTS, app.state_dir, app.name),
         )
         return check(evidence)
 
@@ -328,6 +333,22 @@ class _Application:
     @property
     def changelogs(self) -> list[TopicPartition]:
         return self._partitions("counts-changelog")
+
+    def topics(self) -> dict[str, Topic]:
+        """What must be in each."""
+        passed, counts, numbers = [], [], Counter[str]()
+        for partition, entries in self.inputs.items():
+            for entry in entries:
+                causes = frozenset({Origin(self.topic("in"), partition, entry.offset)})
+                key = str(entry.key)
+                numbers[key] += 1
+                passed.append(Result(key, entry.value, causes))
+                counts.append(Result(key, numbers[key], causes))
+        return {
+            self.topic("passed"): Topic(passed),
+            self.topic("counts"): Topic(counts),
+            self.topic("counts-changelog"): Topic(counts, is_changelog=True),
+        }
 
     def create_topics(self) -> None:
         plans = [TopicPlan(self.topic(name), _PARTITIONS) for name in ("in", "passed", "counts")]
@@ -436,7 +457,7 @@ class _Application:
             assert partition is not None
             (entry,) = entries_of([message])
             self.ends[partition] = entry.offset + 1
-            if not (self._poisonous and _is_poison(entry.value)):
+            if not (self._poisonous and _is_poison(int(message.value() or 0))):
                 self.inputs[partition].append(entry)
 
         first = sum(self.ends.values())

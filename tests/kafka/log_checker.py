@@ -1,52 +1,120 @@
-"""Judges what a task that counts by key left behind: pure functions over what was seen.
+"""Judges what an application left behind: pure functions over what was seen of it.
 
-The first rules are those of Jepsen's workload for Kafka, said of this task: aborted read, lost
-write, duplicate, divergent offset, write cycle, precommitted read. The others are ours.
+The first rules are those of Jepsen's workload for Kafka: aborted read, precommitted read, lost
+write, duplicate, divergent offset, cycles of writes and reads, internal contiguity. The others are
+ours.
 
-A record of an output or of the changelog tells which input it stems from: `passed` holds the
-input's own number; in `counts` and in the changelog, count n of a key stems from the key's n-th
-input.
+What input leads to is given as results: what each says, and the input records that cause it. A
+result belongs to the commit that takes the last of its causes.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from itertools import groupby, pairwise, product
-from typing import NamedTuple
+from itertools import groupby, pairwise
+from typing import NamedTuple, TypeVar
 
 from statestore.model.ids import TopicPartition
 from tests.kafka.wire import Kind, RawBatch
+
+Datum = Hashable
+"""A key or a value, in whichever form the evidence has them all."""
+_Node = TypeVar("_Node", bound=Hashable)
 
 
 class Entry(NamedTuple):
     """A record as a consumer saw it."""
 
     offset: int
-    key: str
-    value: int
+    key: Datum
+    value: Datum
+
+
+class Origin(NamedTuple):
+    """A record of an input."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+class Transaction(NamedTuple):
+    """What tells transactions apart: each has an epoch of its own (ADR 13)."""
+
+    producer_id: int
+    epoch: int
 
 
 class Mark(NamedTuple):
-    """A commit of a group for one input partition: the offset NEXT to read, and its number."""
+    """A commit of a group for one input partition: the offset NEXT to read, and its number.
+
+    `of`: the transaction it was part of, None if it was part of none.
+    """
 
     offset: int
     number: int
+    of: Transaction | None
 
 
 class Stored(NamedTuple):
     """The rows of a task's store, and the changelog offset it says they stand for."""
 
-    rows: Mapping[str, int]
+    rows: Mapping[Datum, Datum]
     offset: int | None
 
 
-class Origin(NamedTuple):
-    """The input record that something stems from."""
+class Seen(NamedTuple):
+    """One answer of a running store about some keys; None: no such row. `life`: who was asked."""
 
-    partition: int
-    offset: int
+    life: str
+    rows: Mapping[Datum, Datum]
+
+
+class Result(NamedTuple):
+    """What some input leads to."""
+
+    key: Datum
+    value: Datum
+    causes: frozenset[Origin]
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What must be in a topic, in the order of each key; no two results are alike.
+
+    `is_changelog`: it has the last result of each key in a transaction only.
+    `is_ordered`: whether the results of a key, and those of an input partition, have an order.
+    """
+
+    results: Sequence[Result]
+    is_changelog: bool = False
+    is_ordered: bool = True
+
+    @cached_property
+    def places(self) -> Mapping[tuple[Datum, Datum], int]:
+        """Where each result is in `results`, by its key and value."""
+        return {(result.key, result.value): at for at, result in enumerate(self.results)}
+
+    @cached_property
+    def turns(self) -> Mapping[tuple[Datum, Datum], int]:
+        """Which result of its key each is."""
+        numbers: Counter[Datum] = Counter()
+        found = {}
+        for result in self.results:
+            found[result.key, result.value] = numbers[result.key]
+            numbers[result.key] += 1
+        return found
+
+    def result(self, entry: Entry) -> Result | None:
+        """None: no input leads to this."""
+        at = self.places.get((entry.key, entry.value))
+        return None if at is None else self.results[at]
 
 
 View = Mapping[TopicPartition, Sequence[Entry]]
@@ -54,60 +122,79 @@ View = Mapping[TopicPartition, Sequence[Entry]]
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known about one schedule; `raw` was read after every view.
+    """All that is known about one application; `raw` was read after every view.
 
-    `inputs`: without those that a handler passes over; `ends`: NEXT offset of each input.
-    `commits`: per input partition what the group committed, in the order of its log.
-    `stores`: per partition; closed ones only.
+    `topics`: what must be in each; a topic that is not among them is judged by no result.
+    `ends`: NEXT offset of each input. `commits`: what the group committed for each input, in the
+    order of its log. `stores`: closed ones, by their changelogs; `changelogs` of them may be among
+    the views. `seen`: what running stores said, in order. `imbalance`: by changelog, how far rows
+    are from what their sum is always to be.
     """
 
-    inputs: Mapping[int, Sequence[Entry]]
-    ends: Mapping[int, int]
-    passed: str
-    counts: str
-    changelog: str
+    topics: Mapping[str, Topic]
+    ends: Mapping[TopicPartition, int]
     committed: Sequence[View]
     uncommitted: Sequence[View]
     raw: Mapping[TopicPartition, Sequence[RawBatch]]
-    commits: Mapping[int, Sequence[Mark]]
-    stores: Mapping[int, Stored]
+    commits: Mapping[TopicPartition, Sequence[Mark]]
+    stores: Mapping[TopicPartition, Stored] = field(default_factory=dict)
+    seen: Mapping[TopicPartition, Sequence[Seen]] = field(default_factory=dict)
+    imbalance: Mapping[str, Callable[[Mapping[Datum, Datum]], int]] = field(default_factory=dict)
 
     @cached_property
-    def origins(self) -> Mapping[int, Origin]:
-        """By the number an input holds."""
-        return {
-            entry.value: Origin(partition, entry.offset)
-            for partition, entries in self.inputs.items()
-            for entry in entries
-        }
-
-    @cached_property
-    def by_key(self) -> Mapping[str, Sequence[Origin]]:
-        """The inputs of each key, in order."""
-        found: dict[str, list[Origin]] = defaultdict(list)
-        for partition, entries in self.inputs.items():
-            for entry in entries:
-                found[entry.key].append(Origin(partition, entry.offset))
-        return found
-
-    @cached_property
-    def seen(self) -> Mapping[TopicPartition, Sequence[Entry]]:
+    def final(self) -> View:
         """What readers of committed records see in the end."""
         return self.committed[-1]
 
-    def origin(self, topic: str, entry: Entry) -> Origin | None:
-        """None: no input can have led to this."""
-        if topic == self.passed:
-            return self.origins.get(entry.value)
-        of_key = self.by_key.get(entry.key, ())
-        return of_key[entry.value - 1] if 0 < entry.value <= len(of_key) else None
-
     def entries(self, topic: str) -> Iterator[tuple[TopicPartition, Entry]]:
         """Of one topic, as readers of committed records see it."""
-        for tp, entries in self.seen.items():
+        for tp, entries in self.final.items():
             if tp.topic == topic:
                 for entry in entries:
                     yield tp, entry
+
+    def results(self, tp: TopicPartition) -> Iterator[tuple[Entry, Result]]:
+        """Of one partition, those entries that some input leads to."""
+        topic = self.topics.get(tp.topic)
+        for entry in self.final[tp] if topic else ():
+            if topic and (result := topic.result(entry)):
+                yield entry, result
+
+    @cached_property
+    def takings(self) -> Mapping[TopicPartition, Sequence[tuple[range, Mark]]]:
+        """By input, which offsets each commit took."""
+        found = {}
+        for tp, marks in self.commits.items():
+            ends = (0, *(mark.offset for mark in marks))
+            taken = [range(*pair) for pair in pairwise(ends)]
+            found[tp] = [(part, mark) for part, mark in zip(taken, marks, strict=True) if part]
+        return found
+
+    def taker(self, origin: Origin) -> Mark | None:
+        """The commit that took an input."""
+        return self._taker_of.get(origin)
+
+    @cached_property
+    def _taker_of(self) -> Mapping[Origin, Mark]:
+        return {
+            Origin(*tp, offset): mark
+            for tp, takings in self.takings.items()
+            for taken, mark in takings
+            for offset in taken
+        }
+
+    def completed_by(self, result: Result) -> Mark | None:
+        """The commit that took the last cause; None if not all were taken."""
+        marks = [self.taker(origin) for origin in result.causes]
+        known = [mark for mark in marks if mark is not None]
+        return max(known, key=lambda mark: mark.number) if len(known) == len(marks) else None
+
+    def wholes(self, tp: TopicPartition) -> Iterator[tuple[int, Transaction, list[Entry]]]:
+        """Each commit marker: its offset, its transaction, and what readers see of it."""
+        by_offset = {entry.offset: entry for entry in self.final.get(tp, ())}
+        for at, kind, transaction, offsets in _ended(self.raw.get(tp, ())):
+            if kind is Kind.COMMIT and transaction is not None:
+                yield at, transaction, [by_offset[it] for it in offsets if it in by_offset]
 
 
 class Finding(NamedTuple):
@@ -129,15 +216,25 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def aborted_reads(evidence: Evidence) -> Iterator[str]:
-    """A reader of committed records sees one of an aborted transaction, or one nobody wrote."""
+    """A reader of committed records sees one of an aborted transaction, or one nobody wrote.
+
+    So does one who asks a store for a row that no committed record ever made.
+    """
     for view in evidence.committed:
         for tp, entries in view.items():
             endings = _endings(evidence.raw[tp])
+            topic = evidence.topics.get(tp.topic)
             for entry in entries:
                 if endings.get(entry.offset) is Kind.ABORT:
                     yield f"{tp} shows {entry}, whose transaction was aborted"
-                elif evidence.origin(tp.topic, entry) is None:
+                elif topic is not None and topic.result(entry) is None:
                     yield f"{tp} shows {entry}, which stems from no input"
+    for tp, answers in evidence.seen.items():
+        written = _versions(evidence.final.get(tp, ()))
+        for answer in answers:
+            for key, value in answer.rows.items():
+                if value is not None and value not in written.get(key, {}).values():
+                    yield f"the store of {tp} said {key!r} is {value!r}, which was never committed"
 
 
 def precommitted_reads(evidence: Evidence) -> Iterator[str]:
@@ -151,21 +248,22 @@ def precommitted_reads(evidence: Evidence) -> Iterator[str]:
 
 
 def lost_writes(evidence: Evidence) -> Iterator[str]:
-    """An input was taken, or lies before one that was, and its outputs cannot be read."""
-    for topic in (evidence.passed, evidence.counts):
-        found = {evidence.origin(topic, entry) for _, entry in evidence.entries(topic)}
-        for origin in evidence.origins.values():
-            if origin not in found:
-                yield f"{topic} lacks what {origin} leads to"
+    """What input leads to cannot be read."""
+    for name, topic in evidence.topics.items():
+        if not topic.is_changelog:
+            found = {(entry.key, entry.value) for _, entry in evidence.entries(name)}
+            for said, place in topic.places.items():
+                if said not in found:
+                    yield f"{name} lacks {topic.results[place]}"
 
 
 def duplicates(evidence: Evidence) -> Iterator[str]:
-    """One input led to more than one record of an output."""
-    for topic in (evidence.passed, evidence.counts):
-        times = Counter(evidence.origin(topic, entry) for _, entry in evidence.entries(topic))
-        for origin, count in times.items():
-            if origin is not None and count > 1:
-                yield f"{topic} has {count} records that stem from {origin}"
+    """An output has a result more than once."""
+    for name, topic in evidence.topics.items():
+        times = Counter((entry.key, entry.value) for _, entry in evidence.entries(name))
+        for said, count in times.items():
+            if count > 1 and said in topic.places:
+                yield f"{name} has {said} {count} times"
 
 
 def divergent_offsets(evidence: Evidence) -> Iterator[str]:
@@ -179,80 +277,209 @@ def divergent_offsets(evidence: Evidence) -> Iterator[str]:
                     yield f"{tp} shows {entry} to one reader and {other} to another"
 
 
-def write_cycles(evidence: Evidence) -> Iterator[str]:
-    """Two logs disagree about what was written first: inputs, outputs and changelog."""
-    followers: dict[Origin, set[Origin]] = defaultdict(set)
-    commit_of = {
-        evidence.origins[entry.value]: number
-        for number, stretch in enumerate(_stretches(evidence))
-        for entry in stretch
-    }
-    for partition, entries in evidence.inputs.items():
-        for before, after in pairwise(Origin(partition, entry.offset) for entry in entries):
-            followers[after].add(before)
-    for (tp, entries), partition in product(evidence.seen.items(), evidence.inputs):
-        found = (evidence.origin(tp.topic, entry) for entry in entries)
-        # The first of each: that there are more is another rule's.
-        order = dict.fromkeys(origin for origin in found if origin is not None)
-        for before, after in pairwise(origin for origin in order if origin.partition == partition):
-            # Within a commit a changelog has its keys in any order.
-            together = before in commit_of and commit_of[before] == commit_of.get(after)
-            if tp.topic != evidence.changelog or not together:
-                followers[after].add(before)
-    try:
-        TopologicalSorter(followers).prepare()
-    except CycleError as error:
-        yield f"each of these was written before the next: {error.args[1]}"
+def ww_cycles(evidence: Evidence) -> Iterator[str]:
+    """Two logs disagree about what was written first: inputs, outputs and changelogs."""
+    before: dict[Origin, set[Origin]] = defaultdict(set)
+    for tp, entries in evidence.final.items():
+        topic = evidence.topics.get(tp.topic)
+        if topic is None or not topic.is_ordered:
+            continue
+        orders: dict[TopicPartition, dict[Origin, None]] = defaultdict(dict)
+        for entry in entries:
+            result = topic.result(entry)
+            if result is not None and len(result.causes) == 1:
+                (origin,) = result.causes
+                # The first of each: that there are more is another rule's.
+                orders[origin.tp].setdefault(origin)
+        for order in orders.values():
+            for earlier, later in pairwise(order):
+                # Within a commit a changelog has its keys in any order.
+                taker = evidence.taker(earlier)
+                together = taker is not None and taker == evidence.taker(later)
+                if not (topic.is_changelog and together):
+                    before[later].add(earlier)
+    by_input: dict[TopicPartition, set[Origin]] = defaultdict(set)
+    for origin in {*before, *(one for some in before.values() for one in some)}:
+        by_input[origin.tp].add(origin)
+    for origins in by_input.values():
+        for earlier, later in pairwise(sorted(origins)):
+            before[later].add(earlier)
+    if cycle := _cycle(before):
+        yield f"each of these was written before the next: {cycle}"
+
+
+def wr_cycles(evidence: Evidence) -> Iterator[str]:
+    """Transactions read what one another wrote, in a circle; or one reads what it has written."""
+    before: dict[Transaction, set[Transaction]] = defaultdict(set)
+    writers: dict[Origin, Transaction] = {}
+    for tp in evidence.final:
+        for _, transaction, entries in evidence.wholes(tp):
+            writers |= {Origin(*tp, entry.offset): transaction for entry in entries}
+    for tp, takings in evidence.takings.items():
+        marks = [mark for _, mark in takings]
+        for earlier, later in pairwise(marks):
+            if earlier.of and later.of and earlier.of != later.of:
+                before[later.of].add(earlier.of)
+        for taken, mark in takings:
+            for offset in taken:
+                writer = writers.get(Origin(*tp, offset))
+                if writer is not None and mark.of is not None:
+                    before[mark.of].add(writer)
+    if cycle := _cycle(before):
+        yield f"each of these was read by, or went before, the next: {cycle}"
+
+
+def rw_cycles(evidence: Evidence) -> Iterator[str]:
+    """An answer lacks a write of a transaction that another part of the answer has.
+
+    It read one row before, and another row after that transaction wrote both.
+    """
+    for tp, answers in evidence.seen.items():
+        versions = _versions(evidence.final.get(tp, ()))
+        ends = [at for at, _, entries in evidence.wholes(tp) if entries]
+        for answer in answers:
+            times = [_time_of(versions.get(key, {}), said) for key, said in answer.rows.items()]
+            known = [time for time in times if time is not None]
+            since = max((first for first, _ in known), default=-1)
+            until = min((last for _, last in known if last is not None), default=None)
+            # It shows all of a transaction whose record it has.
+            whole = min((end for end in ends if end > since), default=since)
+            if until is not None and until < whole and since >= 0:
+                yield (
+                    f"the store of {tp} said {dict(answer.rows)}: it has what was written at "
+                    f"{since} and lacks what was written at {until}"
+                )
+
+
+def internal_contiguity(evidence: Evidence) -> Iterator[str]:
+    """Within a transaction, the results of a key skip some, or go back."""
+    for tp in evidence.final:
+        topic = evidence.topics.get(tp.topic)
+        if topic is None or topic.is_changelog or not topic.is_ordered:
+            continue
+        for at, _, entries in evidence.wholes(tp):
+            turns: dict[Datum, list[int]] = defaultdict(list)
+            for entry in entries:
+                turn = topic.turns.get((entry.key, entry.value))
+                if turn is not None:
+                    turns[entry.key].append(turn)
+            for key, told in turns.items():
+                if told != list(range(told[0], told[0] + len(told))):
+                    yield f"what the marker at {at} of {tp} commits of {key!r} has the turns {told}"
 
 
 # Ours.
 
 
-def counts_are_contiguous(evidence: Evidence) -> Iterator[str]:
-    """The counts of a key read 1, 2, 3 up to the number of its inputs."""
-    told: dict[str, list[int]] = defaultdict(list)
-    for _, entry in evidence.entries(evidence.counts):
-        told[entry.key].append(entry.value)
-    for key, origins in evidence.by_key.items():
-        if told[key] != list(range(1, len(origins) + 1)):
-            yield f"the counts of {key} read {told[key]}, not 1 to {len(origins)}"
+def reads_only_advance(evidence: Evidence) -> Iterator[str]:
+    """Who asks a store again is not told of an earlier moment."""
+    for tp, answers in evidence.seen.items():
+        versions = _versions(evidence.final.get(tp, ()))
+        known: dict[tuple[str, Datum], int] = {}
+        for answer in answers:
+            for key, said in answer.rows.items():
+                time = _time_of(versions.get(key, {}), said)
+                if time is None:
+                    continue
+                if time[0] < known.get((answer.life, key), -1):
+                    yield f"the store of {tp} said {key!r} is {said!r}, and something later before"
+                known[answer.life, key] = time[0]
 
 
 def offsets_only_rise(evidence: Evidence) -> Iterator[str]:
     """Every commit moves its input on and has the next number; the last is at the input's end."""
-    for partition, end in evidence.ends.items():
+    for tp, end in evidence.ends.items():
         # A request that was repeated says the same again.
-        marks = [mark for mark, _ in groupby(evidence.commits.get(partition, ()))]
-        for before, after in pairwise((Mark(0, 0), *marks)):
+        marks = [mark for mark, _ in groupby(evidence.commits.get(tp, ()), key=lambda it: it[:2])]
+        for before, after in pairwise(((0, 0), *marks)):
             # A commit without progress is one of wall-clock work, or moves another input.
-            if after.offset < before.offset or after.number != before.number + 1:
-                yield f"input {partition} is at {after} after {before}"
-        if (marks[-1].offset if marks else 0) != end:
-            yield f"input {partition} ends at {end} and the group is at {marks[-1:]}"
+            if after[0] < before[0] or after[1] != before[1] + 1:
+                yield f"input {tp} is at {after} after {before}"
+        if (marks[-1][0] if marks else 0) != end:
+            yield f"input {tp} ends at {end} and the group is at {marks[-1:]}"
 
 
 def transactions_are_whole(evidence: Evidence) -> Iterator[str]:
-    """What a marker commits in a partition is all that some commit of the group leads to there."""
-    wanted = {topic: _wanted(evidence, topic) for topic in (evidence.passed, evidence.counts)}
-    wanted[evidence.changelog] = _wanted_of_changelog(evidence)
-    for tp, entries in evidence.seen.items():
-        for at, group in _committed_together(evidence.raw[tp], entries):
-            origins = {evidence.origin(tp.topic, entry) for entry in group}
-            if frozenset(origins) not in wanted[tp.topic]:
-                text = ", ".join(str(tuple(origin or ())) for origin in sorted(origins, key=str))
-                yield f"the marker at {at} of {tp} commits {text}: no commit of the group does"
+    """A transaction has the offsets of some input, and in each log all that this input leads to.
+
+    A result is looked for where its key was seen.
+    """
+    of_commit: dict[tuple[Transaction | None, str], list[Result]] = defaultdict(list)
+    for name, topic in evidence.topics.items():
+        for result in topic.results:
+            if (mark := evidence.completed_by(result)) is not None:
+                of_commit[mark.of, name].append(result)
+    homes: dict[tuple[str, Datum], set[int]] = defaultdict(set)
+    for tp, entries in evidence.final.items():
+        for entry in entries:
+            homes[tp.topic, entry.key].add(tp.partition)
+    for tp in evidence.final:
+        if tp.topic not in evidence.topics:
+            continue
+        topic = evidence.topics[tp.topic]
+        for at, transaction, entries in evidence.wholes(tp):
+            if not entries:
+                continue
+            wanted = [
+                result
+                for result in of_commit[transaction, tp.topic]
+                if tp.partition in homes[tp.topic, result.key]
+            ]
+            if topic.is_changelog:
+                wanted = list({result.key: result for result in wanted}.values())
+            found = {topic.result(entry) for entry in entries} - {None}
+            if found != set(wanted):
+                more = [it for it in found if it not in wanted]
+                less = [it for it in wanted if it not in found]
+                yield (
+                    f"the marker at {at} of {tp} commits {len(more)} results more and {len(less)} "
+                    f"less than the offsets of its transaction {tuple(transaction)} lead to: "
+                    f"{[*map(_short, more[:3])]}, {[*map(_short, less[:3])]}"
+                )
+
+
+def epochs_are_used_once(evidence: Evidence) -> Iterator[str]:
+    """No two committed transactions have one epoch: a late message of one could meet the other."""
+    for tp in evidence.final:
+        times = Counter(transaction for _, transaction, _ in evidence.wholes(tp))
+        for transaction, count in times.items():
+            if count > 1:
+                yield f"{count} transactions in {tp} have the epoch {tuple(transaction)}"
 
 
 def stores_fold_their_changelog(evidence: Evidence) -> Iterator[str]:
     """A store is its changelog up to the offset it names, and has all that was committed."""
-    for partition, stored in evidence.stores.items():
-        entries = evidence.seen.get(TopicPartition(evidence.changelog, partition), ())
+    for tp, stored in evidence.stores.items():
+        entries = evidence.final.get(tp, ())
         at = stored.offset or 0
-        folded = {entry.key: entry.value for entry in entries if entry.offset < at}
-        if folded != dict(stored.rows):
-            yield f"store {partition} has {dict(stored.rows)}; its log up to {at} gives {folded}"
+        folded = _folded(entry for entry in entries if entry.offset < at)
+        apart = {
+            key: (stored.rows.get(key), folded.get(key))
+            for key in stored.rows.keys() | folded.keys()
+            if stored.rows.get(key) != folded.get(key)
+        }
+        if apart:
+            some = dict(list(apart.items())[:3])
+            yield f"the store of {tp} at {at} differs from its log in {len(apart)} rows: {some}"
         if any(entry.offset >= at for entry in entries):
-            yield f"store {partition} is at {at}; its log has {entries[-1]}"
+            yield f"the store of {tp} is at {at}; its log has {entries[-1]}"
+
+
+def sums_are_kept(evidence: Evidence) -> Iterator[str]:
+    """The sum is the same at each commit, in each store, and in each answer of a running store."""
+    for tp, entries in evidence.final.items():
+        if (imbalance := evidence.imbalance.get(tp.topic)) is None:
+            continue
+        ends = {at for at, _, _ in evidence.wholes(tp)}
+        for end in sorted(ends):
+            if off := imbalance(_folded(entry for entry in entries if entry.offset < end)):
+                yield f"the sum of {tp} at its marker at {end} is {off} off"
+        stored = evidence.stores.get(tp)
+        if stored is not None and (off := imbalance(stored.rows)):
+            yield f"the sum of the store of {tp} is {off} off"
+        for answer in evidence.seen.get(tp, ()):
+            if off := imbalance({key: it for key, it in answer.rows.items() if it is not None}):
+                yield f"the sum of what the store of {tp} said is {off} off"
 
 
 RULES: Mapping[str, Callable[[Evidence], Iterable[str]]] = {
@@ -261,69 +488,81 @@ RULES: Mapping[str, Callable[[Evidence], Iterable[str]]] = {
     "lost write": lost_writes,
     "duplicate": duplicates,
     "divergent offset": divergent_offsets,
-    "write cycle": write_cycles,
-    "gap in counts": counts_are_contiguous,
+    "ww cycle": ww_cycles,
+    "wr cycle": wr_cycles,
+    "rw cycle": rw_cycles,
+    "internal contiguity": internal_contiguity,
+    "read going back": reads_only_advance,
     "offset going back": offsets_only_rise,
     "torn transaction": transactions_are_whole,
+    "epoch used twice": epochs_are_used_once,
     "store unlike its changelog": stores_fold_their_changelog,
+    "sum not conserved": sums_are_kept,
 }
+
+
+def _ended(
+    batches: Sequence[RawBatch],
+) -> Iterator[tuple[int, Kind, Transaction | None, list[int]]]:
+    """Each marker: its offset, what it does, to which transaction, and to which offsets.
+
+    The transaction is None where nothing of it is there.
+    """
+    pending: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for batch in batches:
+        if batch.kind is Kind.RECORDS:
+            written = range(batch.first, batch.last + 1)
+            pending[batch.producer_id] += [(offset, batch.epoch) for offset in written]
+        else:
+            found = pending.pop(batch.producer_id, [])
+            # A marker has the next epoch under KIP-890: that of the records counts.
+            of = Transaction(batch.producer_id, found[0][1]) if found else None
+            yield batch.first, batch.kind, of, [offset for offset, _ in found]
 
 
 def _endings(batches: Sequence[RawBatch]) -> dict[int, Kind]:
     """How the transaction of each offset ended; without those that are still open."""
-    found: dict[int, Kind] = {}
-    pending: dict[int, list[int]] = defaultdict(list)
-    for batch in batches:
-        if batch.kind is Kind.RECORDS:
-            pending[batch.producer_id] += range(batch.first, batch.last + 1)
+    return {offset: kind for _, kind, _, offsets in _ended(batches) for offset in offsets}
+
+
+def _cycle(before: Mapping[_Node, set[_Node]]) -> list[_Node] | None:
+    """Some nodes each of which goes before the next, and the last is the first."""
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        found: list[_Node] = error.args[1]
+        return found
+    return None
+
+
+def _folded(entries: Iterable[Entry]) -> dict[Datum, Datum]:
+    rows: dict[Datum, Datum] = {}
+    for entry in entries:
+        if entry.value is None:
+            rows.pop(entry.key, None)
         else:
-            found.update(dict.fromkeys(pending.pop(batch.producer_id, ()), batch.kind))
+            rows[entry.key] = entry.value
+    return rows
+
+
+def _versions(entries: Sequence[Entry]) -> dict[Datum, dict[int, Datum]]:
+    """What each key was from which offset on."""
+    found: dict[Datum, dict[int, Datum]] = defaultdict(dict)
+    for entry in entries:
+        found[entry.key][entry.offset] = entry.value
     return found
 
 
-def _committed_together(
-    batches: Sequence[RawBatch], entries: Sequence[Entry]
-) -> Iterator[tuple[int, list[Entry]]]:
-    """The offset of each commit marker, and the records it commits; not of those with none."""
-    by_offset = {entry.offset: entry for entry in entries}
-    pending: dict[int, list[int]] = defaultdict(list)
-    for batch in batches:
-        if batch.kind is Kind.RECORDS:
-            pending[batch.producer_id] += range(batch.first, batch.last + 1)
-            continue
-        offsets = pending.pop(batch.producer_id, ())
-        if batch.kind is Kind.COMMIT and (
-            group := [by_offset[at] for at in offsets if at in by_offset]
-        ):
-            yield batch.first, group
+def _time_of(versions: Mapping[int, Datum], said: Datum) -> tuple[int, int | None] | None:
+    """Since which offset a row was so, and until which; None if it was so never, or twice."""
+    starts = [
+        *([] if said is not None else [-1]),
+        *(at for at, it in versions.items() if it == said),
+    ]
+    if len(starts) != 1:
+        return None
+    return starts[0], min((at for at in versions if at > starts[0]), default=None)
 
 
-def _stretches(evidence: Evidence) -> Iterator[list[Entry]]:
-    """The inputs of each commit of the group."""
-    for partition, entries in evidence.inputs.items():
-        ends = sorted({0, *(mark.offset for mark in evidence.commits.get(partition, ()))})
-        for start, end in pairwise(ends):
-            yield [entry for entry in entries if start <= entry.offset < end]
-
-
-def _wanted(evidence: Evidence, topic: str) -> set[frozenset[Origin | None]]:
-    """What each commit leads to in each partition of an output, where its keys were seen."""
-    places: dict[str, set[int]] = defaultdict(set)
-    for tp, entry in evidence.entries(topic):
-        places[entry.key].add(tp.partition)
-    wanted: set[frozenset[Origin | None]] = set()
-    for stretch in _stretches(evidence):
-        there: dict[int, set[Origin | None]] = defaultdict(set)
-        for entry in stretch:
-            for place in places[entry.key]:
-                there[place].add(evidence.origins[entry.value])
-        wanted |= {frozenset(origins) for origins in there.values()}
-    return wanted
-
-
-def _wanted_of_changelog(evidence: Evidence) -> set[frozenset[Origin | None]]:
-    """The last change of each key in a commit."""
-    return {
-        frozenset({entry.key: evidence.origins[entry.value] for entry in stretch}.values())
-        for stretch in _stretches(evidence)
-    }
+def _short(result: Result | None) -> tuple[Datum, ...]:
+    return () if result is None else (result.key, result.value)

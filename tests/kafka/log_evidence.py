@@ -4,25 +4,26 @@ import json
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 import statestore as ss
-from statestore import serdes
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from tests.builders import DEADLINE_S, eventually
-from tests.kafka.log_checker import Entry, Mark, Stored
-from tests.kafka.wire import RawLog, compact_string, read_raw, string
+from tests.kafka.log_checker import Entry, Mark, Stored, Transaction
+from tests.kafka.wire import Kind, RawBatch, RawLog, compact_string, read_raw, string
 
 GROUPS = "__consumer_offsets"
 GROUP_PARTITIONS = 4  # as LocalKafka makes them
 _OFFSET_COMMIT_KEYS = {0, 1}
 _FLEXIBLE_OFFSETS = 4
-_Logs = dict[TopicPartition, list[Message]]
+Logs = dict[TopicPartition, list[Message]]
 
 
 class Reader:
@@ -44,9 +45,9 @@ class Reader:
     def start(self, positions: Mapping[TopicPartition, int]) -> None:
         self._consumer.assign([KafkaPartition(*tp, at) for tp, at in positions.items()])
 
-    def read_to(self, ends: Mapping[TopicPartition, int]) -> _Logs:
+    def read_to(self, ends: Mapping[TopicPartition, int]) -> Logs:
         """All that arrived of these partitions since `start`, once it reaches so far."""
-        found: _Logs = {tp: [] for tp in ends}
+        found: Logs = {tp: [] for tp in ends}
         left = {tp for tp, end in ends.items() if end > 0}
         deadline = monotonic() + DEADLINE_S
         while left:
@@ -106,39 +107,57 @@ def entries_of(messages: Iterable[Message]) -> list[Entry]:
     return found
 
 
-def marks_of(logs: _Logs, group_id: str, topic: str) -> dict[int, list[Mark]]:
-    """What a group committed for each partition of a topic, in the log's order."""
-    found: dict[int, list[Mark]] = defaultdict(list)
+def marks_of(
+    logs: Logs, raw: Mapping[TopicPartition, RawLog], group_id: str
+) -> dict[TopicPartition, list[Mark]]:
+    """What a group committed for each input partition, in the log's order.
+
+    `raw`: the same partitions of the log of groups.
+    """
+    found: dict[TopicPartition, list[Mark]] = defaultdict(list)
     for tp in group_partitions():
+        writers = _writers(raw[tp].batches)
         for message in logs[tp]:
-            key, value = message.key(), message.value()
+            key, value, offset = message.key(), message.value(), message.offset()
             assert key is not None
+            assert offset is not None
             if value is None or int.from_bytes(key[:2]) not in _OFFSET_COMMIT_KEYS:
                 continue
             group, at = string(key, 2)
             name, at = string(key, at)
-            if (group, name) == (group_id, topic):
+            if group == group_id and name is not None:
                 (partition,) = struct.unpack_from(">i", key, at)
-                found[partition].append(_mark(value))
+                found[TopicPartition(name, partition)].append(_mark(value, writers.get(offset)))
     return found
 
 
-def stored_counts(
-    state_dir: Path, application_id: str, store: str, log: str, partitions: int
-) -> dict[int, Stored]:
-    """The rows of a closed store of counts in each task of the first sub-topology."""
+def stored_rows(
+    spec: Any, state_dir: Path, application_id: str, *, sub_topology: int = 0
+) -> dict[TopicPartition, Stored]:
+    """The rows of a closed store in each task of a sub-topology, by its changelog."""
     layout = StateLayout(state_dir, application_id)
-    spec = ss.persistent_key_value_store(store, key_serde=serdes.STRING, value_serde=serdes.INT64)
-    found = {}
-    for partition in range(partitions):
-        folder = layout.store_dir(TaskId(0, partition), store).parent
+    found: dict[TopicPartition, Stored] = {}
+    for partition in count():
+        folder = layout.store_dir(TaskId(sub_topology, partition), spec.name).parent
+        if not folder.exists():
+            return found
+        log = TopicPartition(f"{application_id}-{spec.name}-changelog", partition)
         with ss.open_store(spec, folder) as opened, opened.all() as pairs:
-            offset = opened.committed_offset(TopicPartition(log, partition))
-            found[partition] = Stored(dict(pairs), offset)
-    return found
+            found[log] = Stored(dict(pairs), opened.committed_offset(log))
+    raise AssertionError("counts without end")
 
 
-def _mark(value: bytes) -> Mark:
+def _writers(batches: Iterable[RawBatch]) -> dict[int, Transaction]:
+    """The transaction of each offset that is part of one."""
+    return {
+        offset: Transaction(batch.producer_id, batch.epoch)
+        for batch in batches
+        if batch.kind is Kind.RECORDS and batch.producer_id >= 0
+        for offset in range(batch.first, batch.last + 1)
+    }
+
+
+def _mark(value: bytes, of: Transaction | None) -> Mark:
     """Version 3 has a leader's epoch before the metadata; 4 has it as a compact string."""
     version, offset = struct.unpack_from(">hq", value)
     if version >= _FLEXIBLE_OFFSETS:
@@ -147,4 +166,4 @@ def _mark(value: bytes) -> Mark:
         metadata, _ = string(value, 14 if version == 3 else 10)
     assert metadata is not None
     # The client writes the end of its C string too.
-    return Mark(offset, json.loads(metadata.rstrip("\0"))["number"])
+    return Mark(offset, json.loads(metadata.rstrip("\0"))["number"], of)

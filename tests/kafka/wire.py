@@ -84,6 +84,7 @@ class RawBatch(NamedTuple):
     last: int
     producer_id: int
     kind: Kind
+    epoch: int = 0
 
 
 class RawLog(NamedTuple):
@@ -173,7 +174,7 @@ def _fetch(
 def _batches(data: bytes) -> Iterator[RawBatch]:
     at = 0
     while at + _BATCH.size <= len(data):
-        base, length, _, _, _, attributes, delta, _, _, producer_id, *_ = _BATCH.unpack_from(
+        base, length, _, _, _, attributes, delta, _, _, producer_id, epoch, *_ = _BATCH.unpack_from(
             data, at
         )
         if at + 12 + length > len(data):
@@ -181,7 +182,7 @@ def _batches(data: bytes) -> Iterator[RawBatch]:
         kind = Kind.RECORDS
         if attributes & _CONTROL:
             kind = _marker(data, at + _BATCH.size)
-        yield RawBatch(base, base + delta, producer_id, kind)
+        yield RawBatch(base, base + delta, producer_id, kind, epoch)
         at += 12 + length
 
 

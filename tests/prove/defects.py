@@ -5,6 +5,7 @@ function here plants its defect and then gives the pipeline of the kind that PRO
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,13 @@ import statestore as ss
 from statestore.faults import CrashPoint, reach
 from statestore.kafka import clients
 from statestore.kafka.outbox import TransactionalOutbox
+from statestore.kafka.wire import fetching
+from statestore.kafka.wire.outbox import WireOutbox
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import ProcessingGuarantee
-from statestore.ports import Outbox
+from statestore.ports import Changelog, Cluster, Outbox
+from statestore.stores.reads import SourceRows
 from statestore.tasks import commit as commits
 from statestore.tasks import committer as committers
 from statestore.tasks.commit import Settle, TaskCommit
@@ -29,9 +33,11 @@ from statestore.tasks.steps import Pause, Steps
 from statestore.topology.nodes import Forward
 from statestore.topology.processors.timers import TimerQueue
 from statestore.topology.windows.closing import Closed, Closing
+from tests.one_epoch import switch_off_epochs
 from tests.prove import kinds
 
 KIND = "PROVE_KIND"
+SERVERS = "PROVE_SERVERS"
 _WAIT_S = 60.0
 _PATCH = pytest.MonkeyPatch()  # the process ends with it
 _commit_task = commits.commit_task
@@ -73,12 +79,10 @@ def offsets_outside_the_transaction() -> ss.Topology:
     """The input offsets follow the transaction, by a client of their own."""
     consumer: list[Consumer] = []
 
-    def send_offsets(
-        outbox: TransactionalOutbox, offsets: Mapping[TopicPartition, int], metadata: str
-    ) -> None:
+    def send_offsets(group: str, offsets: Mapping[TopicPartition, int], metadata: str) -> None:
         if not consumer:
-            servers = outbox._settings.bootstrap_servers
-            consumer.append(Consumer({"bootstrap.servers": servers, "group.id": outbox._group_id}))
+            given = {"bootstrap.servers": os.environ[SERVERS], "group.id": group}
+            consumer.append(Consumer(given))
         sent = [KafkaPartition(*tp, at, metadata) for tp, at in offsets.items()]
         consumer[0].commit(offsets=sent, asynchronous=False)
 
@@ -91,8 +95,9 @@ def offsets_outside_the_transaction() -> ss.Topology:
     ) -> Steps[None]:
         yield from _commit_task(commit, stores, _WithoutOffsets(outbox), guarantee, settle)
         reach(CrashPoint.COMMIT_LOG_DONE)
-        assert isinstance(outbox, TransactionalOutbox)
-        send_offsets(outbox, commit.offsets, commit.stamp.text())
+        assert isinstance(outbox, (TransactionalOutbox, WireOutbox))
+        assert outbox._group_id is not None
+        send_offsets(outbox._group_id, commit.offsets, commit.stamp.text())
 
     _PATCH.setattr(committers, "commit_task", mutated)
     return none()
@@ -114,6 +119,7 @@ class _WithoutOffsets:
 def dirty_reader() -> ss.Topology:
     """Runs read records of transactions that are open or were aborted."""
     _PATCH.setitem(clients._CONSUMER_FIXED, "isolation.level", "read_uncommitted")
+    _PATCH.setattr(fetching, "_READ_COMMITTED", 0)
     return none()
 
 
@@ -146,4 +152,38 @@ def window_emitted_twice() -> ss.Topology:
             emit(windows, found, batch, forward)
 
     _PATCH.setattr(Closing, "emit", mutated)
+    return none()
+
+
+def one_epoch() -> ss.Topology:
+    """All transactions of an owner have one epoch."""
+    switch_off_epochs(_PATCH)
+    return none()
+
+
+def settled_is_always_yes() -> ss.Topology:
+    """Whatever the log is asked about an unanswered commit, the answer is that it happened."""
+
+    def mutated(
+        _commit: TaskCommit, stores: Sequence[OwnedStore], _cluster: Cluster, changelog: Changelog
+    ) -> Mapping[TopicPartition, int]:
+        logs = [opened.log.tp for opened in stores if opened.log.exists]
+        return {tp: bound.end for tp, bound in changelog.bounds(logs).items()} if logs else {}
+
+    _PATCH.setattr(committers, "settled", mutated)
+    return none()
+
+
+def torn_get_many() -> ss.Topology:
+    """What is asked for at once is read one by one."""
+    pause = threading.Event()
+
+    def mutated(rows: SourceRows, keys: list[bytes]) -> list[bytes | None]:
+        found = []
+        for key in keys:
+            found.append(rows.get(key))
+            pause.wait(0.002)
+        return found
+
+    _PATCH.setattr(SourceRows, "get_many", mutated)
     return none()

@@ -52,7 +52,12 @@ class KindRig(Rig):
 
     def __post_init__(self) -> None:
         self.pipeline = f"tests.prove.defects:{self.defect or 'none'}"
-        self.variables = {kinds.PREFIX: self.topic_prefix, defects.KIND: self.kind}
+        self.variables = {
+            kinds.PREFIX: self.topic_prefix,
+            defects.KIND: self.kind,
+            defects.SERVERS: self.kafka.bootstrap_servers,
+            **self.variables,
+        }
 
     @property
     def of(self) -> Kind:

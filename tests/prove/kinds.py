@@ -5,22 +5,31 @@ and is n ms younger than the first. So the output is known record by record, by 
 shares nothing with the library. A pipeline is named by its function, and PREFIX says which topics.
 """
 
+import json
 import os
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import statestore as ss
 from statestore import serdes
+from statestore.errors import StoreClosed
 
 PREFIX = "PROVE_TOPICS"
+READS = "PROVE_READS"
 START_MS = 1_700_000_000_000
 KEYS, PARTITIONS = 6, 2
 WINDOW_MS, GAP_MS, NEAR_MS, LATER_MS, OTHERS = 100, 40, 12, 8, 7
 BURSTS_MS, BURST_MS = 300, 60
+ACCOUNTS = tuple(f"a{number}" for number in range(9))
+EACH = 1000
 _TURNS = ss.persistent_key_value_store("turns", key_serde=serdes.STRING, value_serde=serdes.INT64)
+_BOOKS = ss.persistent_key_value_store("books", key_serde=serdes.STRING, value_serde=serdes.JSON)
 _ALARMS = ss.timer_store("alarms", key_serde=serdes.STRING)
 Told = tuple[str, Any]
 
@@ -164,7 +173,67 @@ def timers() -> ss.Topology:
     return b.build()
 
 
+class Tellers:
+    """Moves money between accounts; a balance has the number of the transfer that made it.
+
+    With READS, a thread asks for all balances at once as long as the store is open, and writes each
+    answer that is new into a file of that folder.
+    """
+
+    def __init__(self, context: ss.ProcessorContext[str, Any]) -> None:
+        self._context = context
+        self._books = context.store(_BOOKS)
+        if folder := os.environ.get(READS):
+            reader = self._books.reader()
+            path = Path(folder) / f"{context.task_id.partition}-{os.getpid()}-{id(self)}.jsonl"
+            threading.Thread(target=_ask, args=(reader, path), daemon=True).start()
+
+    def process(self, record: ss.Record[str, int]) -> None:
+        payer, payee, wanted = transfer(record.value)
+        (has, _), (had, _) = (self._books.get(it) or [EACH, None] for it in (payer, payee))
+        paid = min(wanted, has)
+        self._books.put(payer, [has - paid, record.value])
+        self._books.put(payee, [had + paid, record.value])
+        told = [record.value, has - paid, had + paid]
+        self._context.forward(ss.Record(record.key, told, record.timestamp_ms))
+
+
+def _ask(reader: Any, path: Path) -> None:
+    last = None
+    with path.open("w", encoding="utf-8") as file, suppress(StoreClosed):
+        while True:
+            found = reader.get_many(ACCOUNTS)
+            if found != last:
+                file.write(json.dumps(dict(zip(ACCOUNTS, found, strict=True))) + "\n")
+                file.flush()
+                last = found
+
+
+def bank() -> ss.Topology:
+    b, source, prefix = _opened()
+    source.process(Tellers, _BOOKS, name="tellers").to(f"{prefix}-out")
+    return b.build()
+
+
 # What must come out.
+
+
+def transfer(number: int) -> tuple[str, str, int]:
+    """From whom to whom, and how much if there is so much."""
+    payer = number * 5 // PARTITIONS % len(ACCOUNTS)
+    payee = (payer + 1 + number % (len(ACCOUNTS) - 1)) % len(ACCOUNTS)
+    return ACCOUNTS[payer], ACCOUNTS[payee], 1 + number * number % 701
+
+
+def _transferred(produced: int) -> Iterator[Told]:
+    books = [dict.fromkeys(ACCOUNTS, EACH) for _ in range(PARTITIONS)]
+    for number in range(produced):
+        payer, payee, wanted = transfer(number)
+        book = books[number % PARTITIONS]
+        paid = min(wanted, book[payer])
+        book[payer] -= paid
+        book[payee] += paid
+        yield key_of(number), [number, book[payer], book[payee]]
 
 
 def _all(produced: int, value: Callable[[int], Any]) -> Iterator[Told]:
@@ -237,35 +306,72 @@ class Form(Enum):
     SESSIONS = 16
 
 
+# Which inputs cause it.
+
+Causes = Callable[[str, Any], Mapping[str, int]]
+"""By topic, the number of the input without which a result would not be there yet."""
+
+
+def _first_after(key: str, at: int) -> int:
+    """The first number, from this one on, in the partition of a key."""
+    return at + (int(key[1:]) - at) % PARTITIONS
+
+
+def _by_count(key: str, count: int) -> Mapping[str, int]:
+    return {"in": int(key[1:]) + (count - 1) * KEYS}
+
+
+def _by_end(key: str, window: list[int]) -> Mapping[str, int]:
+    return {"in": _first_after(key, window[1])}
+
+
+def _by_session(_key: str, session: list[Any]) -> Mapping[str, int]:
+    """One that is deleted has grown by the next number of its key."""
+    return {"in": session[1] + (KEYS if session[2] is None else 0)}
+
+
+def _by_first(_key: str, told: list[Any]) -> Mapping[str, int]:
+    return {"in": told[0]}
+
+
 @dataclass(frozen=True)
 class Kind:
     """What an operator's pipeline must put out, per key in this order if `ordered`.
 
+    `causes`: of each result; None: it depends on the order in which input partitions met.
     `stores`: those whose rows are compared with their changelogs, byte by byte.
     """
 
     out: Callable[[int], Iterator[Told]]
+    causes: Causes | None
     stores: Mapping[str, Form] = field(default_factory=dict)
     ordered: bool = True
 
 
 KINDS: Mapping[str, Kind] = {
-    "stateless": Kind(lambda n: ((key, 2 * number) for key, number in _all(n, int) if number % 3)),
-    "aggregate": Kind(lambda n: _counted(n, key_of), {"sums": Form.KEYS}),
+    "stateless": Kind(
+        lambda n: ((key, 2 * number) for key, number in _all(n, int) if number % 3),
+        lambda _key, value: {"in": value // 2},
+    ),
+    "aggregate": Kind(lambda n: _counted(n, key_of), _by_count, {"sums": Form.KEYS}),
     # Two input partitions meet in it: no order holds between them, but the counts do.
     "repartition": Kind(
-        lambda n: _counted(n, lambda number: f"r{number % 5}"), {"rests": Form.KEYS}
+        lambda n: _counted(n, lambda number: f"r{number % 5}"), None, {"rests": Form.KEYS}
     ),
-    "versioned": Kind(lambda n: _counted(n, key_of)),
-    "windows": Kind(_closed, {"windows": Form.WINDOWS}),
-    "suppress": Kind(_closed, {"updates": Form.WINDOWS, "final-store": Form.KEYS}),
-    "sessions": Kind(_sessions, {"sessions": Form.SESSIONS}),
+    "versioned": Kind(lambda n: _counted(n, key_of), _by_count),
+    "windows": Kind(_closed, _by_end, {"windows": Form.WINDOWS}),
+    "suppress": Kind(_closed, _by_end, {"updates": Form.WINDOWS, "final-store": Form.KEYS}),
+    "sessions": Kind(_sessions, _by_session, {"sessions": Form.SESSIONS}),
     "join": Kind(
         _met,
+        lambda _key, pair: {"in": pair[0], "others": pair[1]},
         {"met-this-join-store": Form.KEYS, "met-other-join-store": Form.KEYS},
         ordered=False,
     ),
-    "table": Kind(lambda n: _all(n, lambda number: [number, f"user of {key_of(number)}"])),
-    "processor": Kind(_turns, {"turns": Form.KEYS}),
-    "timers": Kind(_fired),
+    "table": Kind(
+        lambda n: _all(n, lambda number: [number, f"user of {key_of(number)}"]), _by_first
+    ),
+    "processor": Kind(_turns, _by_first, {"turns": Form.KEYS}),
+    "timers": Kind(_fired, lambda key, value: {"in": _first_after(key, value + LATER_MS + 1)}),
+    "bank": Kind(_transferred, _by_first, {"books": Form.KEYS}),
 }
