@@ -95,6 +95,8 @@ class Rig:
     settings: Mapping[str, object] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     is_poison: Callable[[int], bool] = lambda _number: False
+    servers: str = ""
+    """The brokers as runs know them, if they do not reach them as the rig does."""
     produced: int = 0
     expected: Counter[str] = field(default_factory=Counter)
 
@@ -139,7 +141,7 @@ class Rig:
         return [
             f"--pipeline={self.pipeline}",
             f"--application-id={self.application_id}",
-            f"--bootstrap-servers={self.kafka.bootstrap_servers}",
+            f"--bootstrap-servers={self.servers or self.kafka.bootstrap_servers}",
             f"--state-dir={self.state_dir}",
             f"--processing-guarantee={self.guarantee}",
             *([f"--summary-file={summary}"] if summary else []),

@@ -102,13 +102,14 @@ class Topic:
         return {(result.key, result.value): at for at, result in enumerate(self.results)}
 
     @cached_property
-    def turns(self) -> Mapping[tuple[Datum, Datum], int]:
-        """Which result of its key each is."""
-        numbers: Counter[Datum] = Counter()
+    def turns(self) -> Mapping[tuple[Datum, Datum], tuple[Hashable, int]]:
+        """Which result of its key each is, among those of the same inputs."""
+        numbers: Counter[Hashable] = Counter()
         found = {}
         for result in self.results:
-            found[result.key, result.value] = numbers[result.key]
-            numbers[result.key] += 1
+            stem = result.key, frozenset(origin.tp for origin in result.causes)
+            found[result.key, result.value] = stem, numbers[stem]
+            numbers[stem] += 1
         return found
 
     def result(self, entry: Entry) -> Result | None:
@@ -358,14 +359,13 @@ def internal_contiguity(evidence: Evidence) -> Iterator[str]:
         if topic is None or topic.is_changelog or not topic.is_ordered:
             continue
         for at, _, entries in evidence.wholes(tp):
-            turns: dict[Datum, list[int]] = defaultdict(list)
+            turns: dict[Hashable, list[int]] = defaultdict(list)
             for entry in entries:
-                turn = topic.turns.get((entry.key, entry.value))
-                if turn is not None:
-                    turns[entry.key].append(turn)
-            for key, told in turns.items():
+                if turn := topic.turns.get((entry.key, entry.value)):
+                    turns[turn[0]].append(turn[1])
+            for stem, told in turns.items():
                 if told != list(range(told[0], told[0] + len(told))):
-                    yield f"what the marker at {at} of {tp} commits of {key!r} has the turns {told}"
+                    yield f"what the marker at {at} of {tp} commits of {stem} has the turns {told}"
 
 
 # Ours.

@@ -4,12 +4,13 @@ import json
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 import statestore as ss
@@ -92,6 +93,19 @@ def settled_logs(
 def group_partitions() -> list[TopicPartition]:
     """Where the broker keeps what groups commit."""
     return [TopicPartition(GROUPS, partition) for partition in range(GROUP_PARTITIONS)]
+
+
+def make_group_log(address: str) -> None:
+    """Have the broker make the log of groups, which it does when one is first asked for."""
+    config = {"bootstrap.servers": address, "group.id": "first", "log_level": 0}
+
+    def is_there() -> bool:
+        with closing(Consumer(config)) as consumer, suppress(KafkaException):
+            consumer.committed([KafkaPartition("none", 0)], DEADLINE_S)
+            return True
+        return False
+
+    eventually(is_there, "the log of groups is there")
 
 
 def entries_of(messages: Iterable[Message]) -> list[Entry]:

@@ -23,6 +23,7 @@ from statestore.kafka.wire.outbox import WireOutbox
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import ProcessingGuarantee
+from statestore.operations.running.run import Run
 from statestore.ports import Changelog, Cluster, Outbox
 from statestore.stores.reads import SourceRows
 from statestore.tasks import commit as commits
@@ -44,7 +45,12 @@ _commit_task = commits.commit_task
 
 
 def none() -> ss.Topology:
-    """No defect: the pipeline alone."""
+    """No defect: the pipeline alone.
+
+    With KEEPS, what was processed of repartition topics is not deleted, so that it can be judged.
+    """
+    if kinds.KEEPS in os.environ:
+        _PATCH.setattr(Run, "_purge_repartitions", lambda _run: None)
     made: ss.Topology = getattr(kinds, os.environ[KIND])()
     return made
 

@@ -184,7 +184,7 @@ class _Chain:
     def _drawn(self) -> list[CrashPoint]:
         """The next points; each has its turn before one comes again."""
         while len(self._points) < _KILLS_A_ROUND:
-            again = [it for it in POINTS if _is_visited(it, self._rig.kind)]
+            again = [it for it in POINTS if is_visited(it, self._rig.kind)]
             self._rng.shuffle(again)
             self._points += again
         drawn, self._points = self._points[:_KILLS_A_ROUND], self._points[_KILLS_A_ROUND:]
@@ -194,7 +194,7 @@ class _Chain:
         return self._rng.randint(1, _VISITS) if point.startswith("commit.") else 1
 
 
-def _is_visited(point: CrashPoint, kind: str) -> bool:
+def is_visited(point: CrashPoint, kind: str) -> bool:
     """Whether a run of the kind comes by a point; what is about stores needs one."""
     of_stores = point.startswith(("restore.", "store.")) or point == CrashPoint.COMMIT_STORE_WRITTEN
     return not (of_stores and kind == _STATELESS)
@@ -231,7 +231,7 @@ def _coverage(tally: Tally, least: int) -> Coverage:
     kinds = tuple(KINDS)
     rows = {
         str(point): tuple(
-            tally.kills[point, kind] if _is_visited(point, kind) else None for kind in kinds
+            tally.kills[point, kind] if is_visited(point, kind) else None for kind in kinds
         )
         for point in POINTS
     }

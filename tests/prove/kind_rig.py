@@ -16,6 +16,7 @@ from confluent_kafka import Producer
 
 import statestore as ss
 from statestore import serdes
+from statestore.model.ids import TaskId, TopicPartition
 from statestore.stores.specs import SessionRows, WindowRows
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S
@@ -34,6 +35,7 @@ _SPECS: Mapping[Form, Callable[[str], Any]] = {
     Form.WINDOWS: lambda store: WindowRows(store, serdes.BYTES, serdes.BYTES),
     Form.SESSIONS: lambda store: SessionRows(store, serdes.BYTES, serdes.BYTES),
 }
+Row = tuple[bytes, bytes]
 Found = tuple[str, str, Harm]
 """A rule, what breaks it, and what that is for the user."""
 
@@ -114,7 +116,7 @@ class KindRig(Rig):
             for _, key, value in self.read(f"{self.application_id}-{store}-changelog"):
                 assert key is not None
                 folded.pop(key, None)
-                if value is not None and not _of_a_task(key):
+                if value is not None and not is_of_a_task(key):
                     folded[key] = value
             rows = self._stored(store, form)
             apart = {key for key in rows.keys() | folded.keys() if rows.get(key) != folded.get(key)}
@@ -126,15 +128,22 @@ class KindRig(Rig):
 
     def _stored(self, store: str, form: Form) -> dict[bytes, bytes]:
         """The rows on disk, by the keys that they have in the changelog."""
-        rows: dict[bytes, bytes] = {}
+        return {key: it for stored in self.stored(store, form).values() for key, it in stored[0]}
+
+    def stored(self, store: str, form: Form) -> dict[int, tuple[list[Row], int | None]]:
+        """By partition, the rows on disk, and the offset of the changelog that they stand for."""
+        found = {}
         for folder in (self.state_dir / self.application_id).glob(f"*/rocksdb/{store}"):
+            partition = TaskId.parse(folder.parts[-3]).partition
+            log = TopicPartition(f"{self.application_id}-{store}-changelog", partition)
             with ss.open_store(_SPECS[form](store), folder.parent) as opened, opened.all() as pairs:
-                rows |= {
-                    row[form.value :] + row[: form.value]: value
+                rows = [
+                    (row[form.value :] + row[: form.value], value)
                     for row, value in pairs
-                    if not _of_a_task(row)
-                }
-        return rows
+                    if not is_of_a_task(row)
+                ]
+                found[partition] = rows, opened.committed_offset(log)
+        return found
 
     def _group(self) -> list[Found]:
         """The group stands at the end of the input."""
@@ -165,7 +174,15 @@ class KindRig(Rig):
         )
 
     def _producer(self) -> Producer:
-        return Producer({"bootstrap.servers": self.kafka.bootstrap_servers, "linger.ms": 5})
+        # In this order, once each, even while the broker is restarted.
+        return Producer(
+            {
+                "bootstrap.servers": self.kafka.bootstrap_servers,
+                "linger.ms": 5,
+                "enable.idempotence": True,
+                "log_level": 0,
+            }
+        )
 
 
 def rig_on(kafka: LocalKafka, folder: Path, kind: str, name: str, **fields: Any) -> KindRig:
@@ -202,6 +219,6 @@ def _by_key(pairs: list[tuple[str, Any]]) -> dict[str, list[Any]]:
     return found
 
 
-def _of_a_task(row: bytes) -> bool:
+def is_of_a_task(row: bytes) -> bool:
     """Whether each stream task has such a row: of its stream time, or of what it swept."""
     return row == b"t" or row[:1] == b"\xff" or (row[:1] == b"s" and len(row) == 2)

@@ -10,7 +10,6 @@ import os
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -22,6 +21,7 @@ from statestore.errors import StoreClosed
 
 PREFIX = "PROVE_TOPICS"
 READS = "PROVE_READS"
+KEEPS = "PROVE_KEEPS"
 START_MS = 1_700_000_000_000
 KEYS, PARTITIONS = 6, 2
 WINDOW_MS, GAP_MS, NEAR_MS, LATER_MS, OTHERS = 100, 40, 12, 8, 7
@@ -31,6 +31,7 @@ EACH = 1000
 _TURNS = ss.persistent_key_value_store("turns", key_serde=serdes.STRING, value_serde=serdes.INT64)
 _BOOKS = ss.persistent_key_value_store("books", key_serde=serdes.STRING, value_serde=serdes.JSON)
 _ALARMS = ss.timer_store("alarms", key_serde=serdes.STRING)
+_PAUSE = threading.Event()
 Told = tuple[str, Any]
 
 
@@ -200,13 +201,17 @@ class Tellers:
 
 def _ask(reader: Any, path: Path) -> None:
     last = None
-    with path.open("w", encoding="utf-8") as file, suppress(StoreClosed):
+    with path.open("w", encoding="utf-8") as file:
         while True:
-            found = reader.get_many(ACCOUNTS)
+            try:
+                found = reader.get_many(ACCOUNTS)
+            except StoreClosed:
+                return
             if found != last:
                 file.write(json.dumps(dict(zip(ACCOUNTS, found, strict=True))) + "\n")
                 file.flush()
                 last = found
+            _PAUSE.wait(0.001)
 
 
 def bank() -> ss.Topology:
