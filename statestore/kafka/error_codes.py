@@ -120,6 +120,9 @@ _MEANINGS = (
         ),
     ),
 )
+# Right after brokers have started, the controller takes them for absent. It answers with the code
+# of a replication factor that no cluster of this size can have; only the text tells which it is.
+_NO_BROKER_YET = "brokers are currently fenced"
 _BY_CODE = {code: meaning for meaning in _MEANINGS for code in meaning.codes}
 _OTHERWISE = _Meaning(Unavailable, "are the brokers up and reachable?", ())
 
@@ -158,7 +161,7 @@ def kafka_error(failure: BaseException | None) -> KafkaError | None:
 
 def error_for(error: KafkaError, doing: str) -> StateStoreError:
     """Return the StateStoreError for `error`; `doing` tells in the message what failed."""
-    meaning = _BY_CODE.get(error.code(), _OTHERWISE)
+    meaning = _OTHERWISE if _is_too_soon(error) else _BY_CODE.get(error.code(), _OTHERWISE)
     return meaning.kind(f"could not {doing}: {error.str()} ({error.name()}): {meaning.way_out}")
 
 
@@ -174,10 +177,18 @@ def translated(failure: Exception, doing: str) -> StateStoreError:
 def is_transient(failure: BaseException | None) -> bool:
     """Return whether the same request may succeed soon."""
     error = kafka_error(failure)
-    return error is not None and (error.retriable() or error.code() in _TRANSIENT)
+    if error is None:
+        return False
+    return error.retriable() or error.code() in _TRANSIENT or _is_too_soon(error)
 
 
 def is_unanswered(failure: BaseException | None) -> bool:
     """Return whether the request got no answer."""
     error = kafka_error(failure)
     return error is not None and error.code() in _NO_ANSWER
+
+
+def _is_too_soon(error: KafkaError) -> bool:
+    """Return whether the controller knows brokers, but none that is ready to have a partition."""
+    wrong_factor = error.code() == KafkaError.INVALID_REPLICATION_FACTOR
+    return wrong_factor and _NO_BROKER_YET in error.str()

@@ -18,7 +18,7 @@ from statestore.errors import (
 )
 from statestore.kafka.clients import Trouble, admin_client, consumer, producer, unanswered
 from statestore.kafka.cluster import judge_protocol
-from statestore.kafka.error_codes import translated
+from statestore.kafka.error_codes import is_transient, translated
 from statestore.kafka.partitioner import (
     crc32_partition,
     crc32_partitions,
@@ -98,6 +98,22 @@ def test_a_code_decides_the_class_and_the_message_says_where(
     assert type(found) is kind
     assert "send to flights" in str(found)
     assert "what the client said" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Unable to replicate … 1 time(s): All brokers are currently fenced.", Unavailable),
+        ("All brokers are currently fenced, or have all their log directories…", Unavailable),
+        ("The target replication factor of 3 cannot be reached because only 1 broker(s)…", Misuse),
+    ],
+)
+def test_a_topic_asked_for_while_brokers_start_may_be_asked_for_again(
+    said: str, kind: type[StateStoreError]
+) -> None:
+    failure = KafkaException(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, said))
+    assert type(translated(failure, "create topic counts")) is kind
+    assert is_transient(failure) is (kind is Unavailable)
 
 
 def settings(**clients: str) -> Settings:
