@@ -5,12 +5,19 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import count
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.cimpl import NewTopic
 
+from statestore.errors import StateStoreError, Unavailable
+from statestore.kafka.error_codes import translated
+from statestore.kafka.testing import admin
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import DEADLINE_S
 from tests.kafka.run_rig import App, counted, end_of, running, updates_in_order
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -97,3 +104,35 @@ def test_a_broker_gone_for_half_a_minute_loses_and_doubles_nothing(
         assert code == 7, end_of(process, 0).err[-4000:]
     app.drained()
     assert_exact(app, TOTAL + 500)
+
+
+def test_whatever_a_broker_that_comes_back_says_of_a_new_topic_asks_for_patience(
+    kafka: LocalKafka,
+) -> None:
+    """As long as the controller lets no broker in, it refuses it by the code of another fault."""
+    soon = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 50}
+    client, up = admin(kafka.bootstrap_servers, soon), threading.Event()
+
+    def ask() -> list[StateStoreError]:
+        refused = []
+        for number in count():
+            is_up = up.is_set()
+            topic = NewTopic(f"early-{number}", 1, 1)
+            try:
+                client.create_topics([topic], request_timeout=1)[topic.topic].result()
+            except KafkaException as failure:
+                refused.append(translated(failure, "create a topic"))
+            else:
+                if is_up:
+                    break
+        return refused
+
+    with ThreadPoolExecutor(1) as aside:
+        asking = aside.submit(ask)
+        for _ in range(2):
+            kafka.stop_broker(0)
+            kafka.start_broker(0)
+        up.set()
+        refused = asking.result(DEADLINE_S)
+    assert refused
+    assert [error for error in refused if not isinstance(error, Unavailable)] == []
