@@ -41,6 +41,8 @@ from tests.prove.section import (
 from tests.shared_kafka import CONFIG
 
 _AT_ONCE = 2
+# A changelog is judged version by version; kills and the simulation have compaction.
+_CONFIG = {**CONFIG, "log.cleaner.enable": False}
 _LIVES = 3
 _VISITS = 6
 _RESTARTS = 1 / 3
@@ -54,9 +56,10 @@ _RECORDS, _ANSWERS = "records", "answers of running stores"
 _KILLED, _MESSAGES, _RESTARTED = "runs killed", "messages late, lost or doubled", "broker restarts"
 
 _NOTE = (
-    "Runs keep what they have processed of repartition topics, which they delete otherwise, so "
-    "that it can be judged. Running stores are read by the bank's own processes. Brokers stop in "
-    "order: one that is alone and killed may skip markers (docs/upstream/kafka-skips-markers.md)."
+    "Runs keep what they have processed of repartition topics, which they delete otherwise, and "
+    "brokers do not compact, so that all of it can be judged. Running stores are read by the "
+    "bank's own processes. Brokers stop in order: one that is alone and killed may skip markers "
+    "(docs/upstream/kafka-skips-markers.md)."
 )
 _HARMS: Mapping[str, Harm] = {"lost write": Harm.LOST, "duplicate": Harm.DOUBLED}
 
@@ -172,7 +175,7 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
 def _broker() -> Iterator[Where]:
     with ExitStack() as stack:
         proxy = stack.enter_context(FaultProxy())
-        kafka = stack.enter_context(LocalKafka(proxy_port=proxy.port, config=CONFIG))
+        kafka = stack.enter_context(LocalKafka(proxy_port=proxy.port, config=_CONFIG))
         proxy.lead_to(kafka.behind_proxy)
         make_group_log(kafka.bootstrap_servers)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="prove-histories-"))
