@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -28,6 +29,9 @@ from statestore.layout.files import NotAFile, opener, read_whole, sync_folder
 from statestore.ports import FileRead
 
 _CHUNK = 4 << 20
+"""What is read at once of a remote file, by a request each."""
+_BUFFER = 1 << 20
+"""What is read at once of a local file; more would not stay in the processor's cache."""
 _TRIES = 5
 _READ_MAX = 256 << 20
 """More than the largest manifest has."""
@@ -171,9 +175,10 @@ class FsspecTarget:
         digest = hashlib.sha256()
         with self._asking(f"write {temporary}"):
             with _opened(source) as file, self._written(temporary) as out:
-                while chunk := file.read(_CHUNK):
+                for chunk in _chunks(file, sys.maxsize, local=True):
                     digest.update(chunk)
-                    out.write(chunk)
+                    # The client of a remote file system may keep what it is given.
+                    out.write(chunk if self._local else bytes(chunk))
             self._rename(temporary, name_of(digest.hexdigest()))
         return digest.hexdigest()
 
@@ -186,7 +191,7 @@ class FsspecTarget:
             except (FileNotFoundError, NotAFile):
                 return None
             with source:
-                chunks = _chunks(source, bytes_max)
+                chunks = _chunks(source, bytes_max, local=self._local)
                 if into is None:
                     for chunk in chunks:
                         digest.update(chunk)
@@ -243,7 +248,7 @@ class FsspecTarget:
 
     def _opened(self, path: str) -> Any:
         if self._local:
-            return open(path, "rb", opener=opener)
+            return open(path, "rb", buffering=0, opener=opener)
         return self._fs.open(path, "rb", cache_type="none")
 
     def _path(self, name: str) -> str:
@@ -325,21 +330,33 @@ def _too_large(url: str, size: int, bytes_max: int) -> str:
 @contextmanager
 def _opened(source: Path) -> Iterator[Any]:
     try:
-        with open(source, "rb", opener=opener) as file:
+        with open(source, "rb", buffering=0, opener=opener) as file:
             yield file
     except FileNotFoundError as error:
         raise Unavailable(f"{source} is gone: its snapshot was removed; try again") from error
 
 
-def _chunks(source: Any, bytes_max: int) -> Iterator[bytes]:
-    """Yield the content; of what is larger, one byte more than it may have."""
+def _chunks(source: Any, bytes_max: int, *, local: bool) -> Iterator[memoryview]:
+    """Yield the content; of what is larger, one byte more than it may have.
+
+    What is yielded of a local file is valid until the next one.
+    """
     left = bytes_max + 1
-    while left and (chunk := source.read(min(_CHUNK, left))):
-        left -= len(chunk)
-        yield chunk
+    if not local:
+        while left and (chunk := source.read(min(_CHUNK, left))):
+            left -= len(chunk)
+            yield memoryview(chunk)
+        return
+    # A new buffer for each chunk would cost more than the copy: the kernel zeroes its pages.
+    buffer = memoryview(bytearray(_BUFFER))
+    while left and (length := source.readinto(buffer[: min(_BUFFER, left)])):
+        left -= length
+        yield buffer[:length]
 
 
-def _copy(chunks: Iterator[bytes], into: Path, saw: Callable[[bytes], object]) -> None:
+def _copy(
+    chunks: Iterator[memoryview], into: Path, saw: Callable[[memoryview], object]
+) -> None:
     with into.open("xb") as out:
         for chunk in chunks:
             saw(chunk)

@@ -306,6 +306,8 @@ class RocksEngine:
         with self._call(writing=True):
             if target.exists() or not target.parent.is_dir():
                 raise Misuse(f"checkpoint: {target} must be a new folder in an existing one")
+            # It holds the interpreter's lock, and would flush. Our flush does not hold it.
+            self._flush()
             Checkpoint(self._db).create_checkpoint(str(target))
 
     def persistent(self) -> bool:

@@ -55,14 +55,28 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def publish(path: Path, data: bytes) -> None:
     """Write a file durably so that readers see either the old bytes or the new, even in a crash."""
+    _publish(path, data, synced=True)
+
+
+def publish_unsynced(path: Path, data: bytes) -> None:
+    """As `publish`, but a power failure may leave the file empty: for what nobody needs after one.
+
+    It does not wait for the disk, which may take a second while much is written to it.
+    """
+    _publish(path, data, synced=False)
+
+
+def _publish(path: Path, data: bytes, *, synced: bool) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", opener=opener) as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
-        sync_folder(path.parent)
+        if synced:
+            sync_folder(path.parent)
     except OSError as error:
         raise HostFailure(
             f"cannot write {path}: {error.strerror}; free space or fix the volume"

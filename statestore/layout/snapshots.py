@@ -7,6 +7,9 @@
                          .commits/         the commits since then, if asked for (commit_feeds.py)
 <task id>/snapshots/.<id>/                 an unfinished snapshot, also leased
 
+Nothing here outlives a power failure: whoever asked is gone, and what is left expires. So an owner
+waits for no disk but that of its stores.
+
 Keeps I14.
 """
 
@@ -32,7 +35,7 @@ from statestore.layout.documents import (
     TimeMs,
     Topic,
 )
-from statestore.layout.files import folders_in, publish, sync_folder
+from statestore.layout.files import folders_in, publish_unsynced
 from statestore.model.ids import TopicPartition
 
 _REQUEST = "snapshot-request-"
@@ -127,7 +130,7 @@ class TaskSnapshots:
 
     def ask(self, snapshot_id: str, request: Request) -> None:
         """Write a request."""
-        publish(self._request(snapshot_id), msgspec.json.encode(request))
+        publish_unsynced(self._request(snapshot_id), msgspec.json.encode(request))
 
     def asked(self, snapshot_id: str) -> bool:
         """Return whether that request is still waiting."""
@@ -163,16 +166,15 @@ class TaskSnapshots:
             making.mkdir(parents=True)
         except OSError as error:
             raise HostFailure(f"cannot create {making}: {error.strerror}") from error
-        publish(making / _LEASE, msgspec.json.encode(_SnapshotLease(lease_expires_ms)))
+        publish_unsynced(making / _LEASE, msgspec.json.encode(_SnapshotLease(lease_expires_ms)))
         return making
 
     def publish(self, snapshot_id: str, manifest: Manifest) -> None:
         """Publish a snapshot atomically."""
         making = self._making(snapshot_id)
-        publish(making / _MANIFEST, msgspec.json.encode(manifest))
+        publish_unsynced(making / _MANIFEST, msgspec.json.encode(manifest))
         try:
             making.rename(self.path(snapshot_id))
-            sync_folder(self._folder)
         except OSError as error:
             raise HostFailure(f"cannot publish {making}: {error.strerror}") from error
 
@@ -191,7 +193,7 @@ class TaskSnapshots:
         lease = self.path(snapshot_id) / _LEASE
         if not lease.exists():
             return False
-        publish(lease, msgspec.json.encode(_SnapshotLease(expires_ms)))
+        publish_unsynced(lease, msgspec.json.encode(_SnapshotLease(expires_ms)))
         return True
 
     def expires_ms(self, snapshot_id: str) -> int | None:
