@@ -94,7 +94,7 @@ def answers_timed() -> Iterator[list[float]]:
         answer(responder, *args)
         took.append(perf_counter() - began_s)
 
-    SnapshotResponder._answer = timed  # type: ignore[method-assign]  # measured, not replaced
+    SnapshotResponder._answer = timed  # type: ignore[assignment,method-assign]  # measured, not replaced
     try:
         yield took
     finally:
