@@ -366,11 +366,12 @@ class GroupOffset(NamedTuple):
 
 
 class TopicSpec(NamedTuple):
-    """A topic to create."""
+    """A topic to create; `replicas`: of each partition, None: as `replication.factor` has it."""
 
     name: str
     partitions: int
     config: Mapping[str, str]
+    replicas: int | None = None
 
 
 class KeyHashes(NamedTuple):
@@ -395,6 +396,12 @@ class Cluster(Protocol):
 
     def topic_settings(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
         """Return the effective settings, explicit or default, of the topics that exist."""
+
+    def specs(self, topics: Sequence[str]) -> dict[str, TopicSpec]:
+        """Return how the topics that exist would be created again.
+
+        Their settings are those that were set on them, without the brokers' defaults.
+        """
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
         """Return the cluster's ids of the topics that exist; a topic created again gets another."""

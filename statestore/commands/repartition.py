@@ -33,6 +33,11 @@ from statestore.runtime import Runtime
     type=click.Choice(["murmur2", "crc32"]),
     help="Which hash of the key chose the partitions of the inputs, where that does not show.",
 )
+@click.option(
+    "--accept-removed-records",
+    is_flag=True,
+    help="Go by changelogs from which records were removed, as a restore of lost stores would.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be done and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask before inputs are deleted.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, on failure too.")
@@ -42,6 +47,7 @@ def repartition_command(
     grow_inputs: bool,
     recreate_inputs: bool,
     partitioner: str | None,
+    accept_removed_records: bool,
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -63,7 +69,7 @@ def repartition_command(
                 _confirm()
         arguments = parse_run(flags)
         topology = load_pipeline(arguments.pipeline)
-        asked = PartitionsAsked(partitions, inputs, partitioner)
+        asked = PartitionsAsked(partitions, inputs, partitioner, accept_removed_records)
         with (
             Runtime(arguments.settings()) as runtime,
             shown_progress("repartition", Unit.RECORDS) as progress,

@@ -14,7 +14,12 @@ from confluent_kafka import (
     KafkaException,
 )
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._config import (
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+)
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
@@ -98,6 +103,27 @@ class KafkaCluster:
 
     def topic_settings(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
         """Return the effective settings, explicit or default, of topics that exist."""
+        told = self._configured(topics).items()
+        return {
+            topic: {key: entry.value or "" for key, entry in entries.items()}
+            for topic, entries in told
+        }
+
+    def specs(self, topics: Sequence[str]) -> dict[str, TopicSpec]:
+        """Return how the topics that exist would be created again."""
+        there = self._admin.described(topics)
+        told = self._configured(sorted(there))
+        return {
+            topic: TopicSpec(
+                topic,
+                len(found.partitions),
+                {key: it.value for key, it in told[topic].items() if it.value and _is_own(it)},
+                min(len(partition.replicas) for partition in found.partitions),
+            )
+            for topic, found in there.items()
+        }
+
+    def _configured(self, topics: Sequence[str]) -> dict[str, dict[str, ConfigEntry]]:
         if not topics:
             return {}
         admin, since_s = self._admin, monotonic()
@@ -105,11 +131,10 @@ class KafkaCluster:
             [ConfigResource(ResourceType.TOPIC, topic) for topic in topics],
             request_timeout=admin.timeout_s,
         )
-        found: dict[str, Mapping[str, str]] = {}
+        found: dict[str, dict[str, ConfigEntry]] = {}
         for resource, pending in asked.items():
             doing = f"read the settings of {resource.name}"
-            entries = admin.answer(pending, doing, since_s=since_s)
-            found[resource.name] = {key: entry.value or "" for key, entry in entries.items()}
+            found[resource.name] = admin.answer(pending, doing, since_s=since_s)
         return found
 
     def raise_compaction_lag(self, topic: str, lag_ms: int) -> int | None:
@@ -240,7 +265,7 @@ class KafkaCluster:
             NewTopic(
                 spec.name,
                 num_partitions=spec.partitions,
-                replication_factor=replication,
+                replication_factor=spec.replicas or replication,
                 config=dict(spec.config),
             )
             for spec in topics
@@ -394,3 +419,8 @@ def _keys_of(batch: Batch) -> list[bytes | None]:
 
 def _is_enough(rows: list[tuple[int, bytes | None]]) -> bool:
     return len(rows) >= _RECORDS_MAX or sum(1 for _, key in rows if key) >= _KEYS
+
+
+def _is_own(entry: ConfigEntry) -> bool:
+    """Whether a setting was set on the topic itself; the client has the source as a number."""
+    return ConfigSource(entry.source) is ConfigSource.DYNAMIC_TOPIC_CONFIG

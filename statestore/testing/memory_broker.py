@@ -345,6 +345,15 @@ class MemoryCluster:
         known = self._state.configs
         return {topic: {**_DEFAULTS, **known[topic]} for topic in topics if topic in known}
 
+    def specs(self, topics: Sequence[str]) -> dict[str, TopicSpec]:
+        """How the topics that exist were created, with one replica of each partition."""
+        self._state.require_up()
+        counts, known = self.partitions(topics), self._state.configs
+        return {
+            topic: TopicSpec(topic, count, dict(known.get(topic, {})), 1)
+            for topic, count in counts.items()
+        }
+
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
         """The id of each topic that exists; a topic that is created again gets another id."""
         self._state.require_up()

@@ -295,6 +295,19 @@ def test_the_settings_of_topics_are_those_given_over_the_brokers_own(world: Worl
     assert world.cluster().topic_settings([]) == {}
 
 
+def test_a_topic_is_described_as_it_would_be_created_again(world: World) -> None:
+    given = {"cleanup.policy": "compact", "segment.ms": "60000"}
+    plain, kept, cluster = world.topic(), world.topic(config=given), world.cluster()
+    found = cluster.specs([plain, kept, f"{plain}-none"])
+    count = cluster.partitions([plain])[plain]
+    assert found[plain] == TopicSpec(plain, count, {}, 1)
+    assert found[kept] == TopicSpec(kept, count, given, 1)
+    assert found.keys() == {plain, kept}
+    again = found[kept]._replace(name=f"{kept}-again")
+    cluster.create([again])
+    assert cluster.specs([again.name]) == {again.name: again}
+
+
 def test_a_compaction_lag_is_raised_and_never_lowered(world: World) -> None:
     topic, cluster = world.topic(config={"cleanup.policy": "compact"}), world.cluster()
 

@@ -247,6 +247,10 @@ class SimulatedCluster:
         self._process.ask("cluster.topic_settings")
         return self._cluster.topic_settings(topics)
 
+    def specs(self, topics: Sequence[str]) -> dict[str, TopicSpec]:
+        self._process.ask("cluster.specs")
+        return self._cluster.specs(topics)
+
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
         self._process.ask("cluster.topic_ids")
         return self._cluster.topic_ids(topics)

@@ -56,13 +56,14 @@ from statestore.operations.repartition.partition_plan import (
 from statestore.operations.repartition.planner import PartitionsAsked, Planner, logged_store
 from statestore.operations.start.topics import ANY_TIME
 from statestore.operations.unfinished import repartition_file, require_no_reset
-from statestore.ports import Bounds, Outbox, Records, TopicSpec
+from statestore.ports import Bounds, Outbox, Records
 from statestore.tasks.plan import transactional_ids
 from statestore.topology.graph import Topology
 
 _log = logging.getLogger(__name__)
 _AGAIN = "repeat `statestore repartition`"
 _COPY = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", **ANY_TIME}
+_AS_CHANGELOG = frozenset({"max.message.bytes", "min.insync.replicas"})
 _TRIES = 3
 
 
@@ -176,9 +177,9 @@ class PartitionChanger:
         store = logged_store(self._topology, plan, change)
         log = next(one for one in plan.topics if one.topic == change.changelog)
         config = dict(_COPY)
-        if size := log.config.get("max.message.bytes"):
-            config["max.message.bytes"] = size
-        self._cluster.create([TopicSpec(change.copied_by, store.after, config)])
+        # A copy that brokers cannot keep as safely as the changelog ends all while it is whole.
+        config |= {key: value for key, value in log.config.items() if key in _AS_CHANGELOG}
+        self._cluster.create([log.spec()._replace(name=change.copied_by, config=config)])
         tps = [TopicPartition(store.topic, p) for p in range(store.before)]
         place = placed_by(self._environment, self._topology, store.spec, change.placed_by)
         division = Division(self._changelog, store, place, change.copied_by)
@@ -234,7 +235,7 @@ class PartitionChanger:
     def _make(self, topic: TopicChange, copied: str | None, outbox: Outbox) -> None:
         """Delete a topic, create it again, and fill it from its copy."""
         self._cluster.remove([topic.topic], None)
-        self._cluster.create([TopicSpec(topic.topic, topic.after, topic.config)])
+        self._cluster.create([topic.spec()])
         if copied is None:
             return
         tps = [TopicPartition(copied, p) for p in range(topic.after)]

@@ -23,7 +23,7 @@ from statestore.layout.documents import (
 )
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.deployed import Deployed
-from statestore.ports import GroupOffset
+from statestore.ports import GroupOffset, TopicSpec
 from statestore.tasks.commit import CommitStamp
 from statestore.topology.graph import Topology
 from statestore.topology.nodes import TopicName
@@ -52,7 +52,8 @@ class PartChange(msgspec.Struct, frozen=True):
 class TopicChange(msgspec.Struct, frozen=True):
     """A topic and its partitions; `role`: input, repartition or changelog.
 
-    `begins_anew`: it is deleted and created again. `config`: with these settings.
+    `begins_anew`: it is deleted and created again. `config`: with these settings, which were set on
+    it. `replicas`: with so many; 0: as `replication.factor` has it.
     """
 
     topic: Topic
@@ -61,6 +62,11 @@ class TopicChange(msgspec.Struct, frozen=True):
     after: Count
     begins_anew: bool
     config: dict[Word, Text] = {}
+    replicas: Count = 0
+
+    def spec(self) -> TopicSpec:
+        """How it is created again."""
+        return TopicSpec(self.topic, self.after, self.config, self.replicas or None)
 
 
 class StoreChange(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from statestore.errors import Misuse, TopicMissing
+from statestore.errors import Misuse, RecordFailed, TopicMissing
 from statestore.layout.activity_files import Progress
 from statestore.model import time_marks
 from statestore.model.ids import TopicPartition
@@ -33,6 +33,8 @@ from statestore.operations.repartition.partition_plan import (
     names,
     stamp_of,
 )
+from statestore.operations.start.changelogs import Accepted, StartingPoint
+from statestore.operations.start.topics import internal_topics
 from statestore.operations.unfinished import copied_by, copies_of
 from statestore.ports import Bounds, GroupOffset
 from statestore.serdes import composed
@@ -43,6 +45,7 @@ from statestore.topology.nodes import OperatorNode, TopicName
 from statestore.topology.sub_topologies import SubTopology
 
 _HASHES = ("murmur2", "crc32")
+_IN_SYNC = "min.insync.replicas"
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class PartitionsAsked:
     partitions: int
     inputs: Inputs = Inputs.KEEP
     partitioner: str | None = None
+    accept_removed_records: bool = False
+    """Whether stores may be as a restore from changelogs makes them that have lost records."""
 
 
 class _Input(NamedTuple):
@@ -111,6 +116,7 @@ class Planner:
             part.ordinal: self._inputs(part, changes.parts[part.ordinal], existing)
             for part in parts
         }
+        self._check_startable(existing)
         topics = self._topics(parts, changes, inputs)
         stores: list[StoreChange] = []
         offsets: dict[TopicPartition, GoesOn] = {}
@@ -128,6 +134,26 @@ class Planner:
             stores,
             list(offsets.values()),
         )
+
+    def _check_startable(self, existing: Mapping[str, int]) -> None:
+        """Misuse if a start with the old count would be refused, as for offsets that are gone.
+
+        What is wrong with offsets, or with the settings of changelogs, would be so with any count.
+        """
+        known = dict(existing)
+        for part in self._deployed.sub_topologies:
+            for topic in self._topology.sub_topologies[part.ordinal].source_topics:
+                if topic.name in known and part.tasks:
+                    known[topic.name] = min(known[topic.name], part.tasks)
+        counts = self._topology.partition_counts(known)
+        needed = internal_topics(self._topology, counts, self._application_id)
+        try:
+            StartingPoint(self._environment, self._topology, counts, needed).check(Accepted())
+        except (Misuse, RecordFailed) as error:
+            raise Misuse(
+                "the application cannot go on from where it stands, with any number of partitions: "
+                f"start it first (`statestore run`), and see to this: {error}"
+            ) from error
 
     # Topics.
 
@@ -195,9 +221,18 @@ class Planner:
         )
 
     def _anew(self, topic: str, role: str, before: int, after: int) -> TopicChange:
-        told = self._cluster.topic_settings([topic]).get(topic, {})
-        config = {key: value for key, value in told.items() if value}
-        return TopicChange(topic, role, before, after, True, config)
+        spec = self._cluster.specs([topic]).get(topic)
+        if spec is None:
+            return TopicChange(topic, role, before, after, True)
+        needed = int(self._cluster.topic_settings([topic])[topic].get(_IN_SYNC) or 1)
+        replicas = spec.replicas or needed
+        if role == "changelog" and needed > replicas:
+            raise Misuse(
+                f"changelog {topic} has {_IN_SYNC}={needed} and {replicas} replicas, so nothing "
+                f"can be written to it: lower {_IN_SYNC} (kafka-configs --alter) or give it more "
+                "replicas first"
+            )
+        return TopicChange(topic, role, before, after, True, dict(spec.config), replicas)
 
     def _changelogs(
         self, stores: Sequence[StoreChange], changes: PartitionChanges
@@ -357,6 +392,7 @@ class Planner:
         hashes: dict[str, Place] = {n: self._environment.partitioners[n] for n in _HASHES}
         if self._asked.partitioner is not None:
             hashes = {self._asked.partitioner: hashes[self._asked.partitioner]}
+        self._check_whole(extent[2])
         found = _Read(extent, stores, {}, {}, Census(changelog, hashes))
         for store in stores:
             own = own_of(self._environment, self._topology, store.spec)
@@ -371,6 +407,20 @@ class Planner:
             self._told.done(expected)
         self._known[part.ordinal] = found
         return found
+
+    def _check_whole(self, logs: Mapping[TopicPartition, Bounds]) -> None:
+        """Misuse if records were removed that stores on disk may have: compaction removes none."""
+        begins_late = [tp for tp, at in sorted(logs.items()) if at.start > 0]
+        if begins_late and not self._asked.accept_removed_records:
+            tp = begins_late[0]
+            raise Misuse(
+                f"changelog {tp} begins at offset {logs[tp].start}: records were removed from it "
+                "(retention, or kafka-delete-records.sh), and rows that only they had are in "
+                "stores on disk alone, which are restored from changelogs afterwards: see with "
+                "`statestore audit` whether rows are missing; if so, clone the application "
+                "(`statestore export --for-clone`), which fills changelogs from stores, and change "
+                "the clone; if not, pass --accept-removed-records"
+            )
 
     def _logged(self, name: str, change: PartChange) -> LoggedStore:
         topic = log_of(self._application_id, name, {})
