@@ -354,9 +354,7 @@ def _chunks(source: Any, bytes_max: int, *, local: bool) -> Iterator[memoryview]
         yield buffer[:length]
 
 
-def _copy(
-    chunks: Iterator[memoryview], into: Path, saw: Callable[[memoryview], object]
-) -> None:
+def _copy(chunks: Iterator[memoryview], into: Path, saw: Callable[[memoryview], object]) -> None:
     with into.open("xb") as out:
         for chunk in chunks:
             saw(chunk)

@@ -1,13 +1,16 @@
 """What a start refuses to go on from: a reset, or a change of the partition count, half done."""
 
 from pathlib import Path
+from typing import Final
 
 from statestore.errors import Misuse
 from statestore.layout.folders import StateLayout
 from statestore.operations.deployed import read_deployed
 from statestore.ports import Cluster
 from statestore.topology.graph import Topology
-from statestore.topology.logs import log_of
+
+COPIES: Final = "-changelog-repartitioning"
+"""How the names of topics end that have the records of changelogs while these are made anew."""
 
 
 def reset_file(layout: StateLayout) -> Path:
@@ -40,7 +43,7 @@ def require_no_repartition(layout: StateLayout) -> None:
 
 def copied_by(application_id: str, store: str) -> str:
     """The topic that has the records of a store while its changelog is made anew."""
-    return f"{log_of(application_id, store, {})}-repartitioning"
+    return f"{application_id}-{store}{COPIES}"
 
 
 def copies_of(application_id: str, topology: Topology) -> set[str]:

@@ -28,6 +28,7 @@ from statestore.operations.repartition.planner import PartitionsAsked
 from statestore.operations.reset import ResetTo, reset
 from statestore.operations.running.run import RunRequest, RunSummary
 from statestore.operations.running.runner import serve_here, start_run
+from statestore.operations.start.matching import with_matches
 from statestore.operations.status.status import read_status
 from statestore.operations.unfinished import repartition_file
 from statestore.ports import Records, TopicSpec
@@ -52,6 +53,15 @@ def counting() -> ss.Topology:
     """Counts by key, and by the first letter below a repartition."""
     b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.INT64)
     records = b.stream("in")
+    records.group_by_key().count("counts")
+    records.group_by(lambda key, _value: key[0], name="letters-by").count("letters")
+    return b.build()
+
+
+def finding() -> ss.Topology:
+    """Counts of all topics that are there, by key and by the first letter below a repartition."""
+    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.INT64)
+    records = b.stream(re.compile(".*"))
     records.group_by_key().count("counts")
     records.group_by(lambda key, _value: key[0], name="letters-by").count("letters")
     return b.build()
@@ -117,11 +127,11 @@ class World:
         }
         return Runtime(settings, clock=ManualClock(), brokers=self.broker.clients)
 
-    def send(self, count: int, *, by: int | None = None) -> "World":
+    def send(self, count: int, *, by: int | None = None, topic: str = "in") -> "World":
         """Some records of 50 keys; `by`: placed as if there were so many partitions."""
         for n in range(count):
             key = f"{'abcdefg'[n % 7]}{n % 50}"
-            at = TopicPartition("in", self.place(key.encode(), by or self.partitions))
+            at = TopicPartition(topic, self.place(key.encode(), by or self.partitions))
             self.broker.produce(at, ss.Record(key.encode(), serdes.INT64.serialize(n), 1000 + n))
             self.sent[key] = self.sent.get(key, 0) + 1
         return self
@@ -220,8 +230,11 @@ def test_keys_and_outputs_go_on_whichever_hash_placed_them(folder: Path, place: 
     assert {world.topics()[f"app-{s}-changelog"] for s in ("counts", "letters")} == {3}
 
 
-def test_deaths_at_every_point_are_gone_on_from_and_no_start_comes_between(folder: Path) -> None:
-    world = World(folder, counting()).send(60)
+@pytest.mark.parametrize("pipeline", [counting, finding], ids=["names", "pattern"])
+def test_deaths_at_every_point_are_gone_on_from_and_no_start_comes_between(
+    folder: Path, pipeline: Callable[[], ss.Topology]
+) -> None:
+    world = World(folder, pipeline()).send(60)
     world.run()
     for point in POINTS:
         died(world, point, 3)
@@ -445,15 +458,68 @@ def test_one_partition_shows_no_hash_so_it_has_to_be_said(folder: Path) -> None:
     assert world.rows() == world.sent
 
 
-def test_inputs_that_are_found_by_patterns_are_refused_with_the_way_out(folder: Path) -> None:
-    b = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.INT64)
-    b.stream(re.compile("i.")).group_by_key().count("counts")
-    world = World(folder, b.build()).send(20)
+def test_inputs_that_are_found_by_patterns_are_changed_with_all_that_they_match(
+    folder: Path,
+) -> None:
+    world = World(folder, finding(), partitions=4)
+    cluster = world.broker.cluster("app")
+    cluster.create([TopicSpec("more", 4, {})])
+    world.send(100).send(60, topic="more").run()
+    world.change(6)
+    assert cluster.partitions(["in", "more"]) == {"in": 6, "more": 6}
+    # A topic that appears meanwhile is read from its start, as by any run.
+    cluster.create([TopicSpec("new", 6, {})])
+    world.send(40, topic="new").send(40).run()
+    assert world.rows() == world.sent
+    world.change(3, Inputs.RECREATE)
+    assert {n for name, n in world.topics().items() if name != "dead"} == {3}
+    world.send(50).send(50, topic="more").run()
+    assert world.rows() == world.sent
+    assert sum(world.rows("letters").values()) == sum(world.sent.values())
+
+
+def test_a_topic_that_appears_before_a_change_begins_as_at_any_start(folder: Path) -> None:
+    world = World(folder, finding(), partitions=4)
+    world.send(100).run()
+    cluster = world.broker.cluster("app")
+    cluster.create([TopicSpec("new", 6, {})])
+    world.partitions = 6
+    world.send(40, topic="new")
+    world.change(6)
+    new = [TopicPartition("new", p) for p in range(6)]
+    assert not cluster.group_offsets(new)
     world.run()
+    assert world.rows() == world.sent
+
+
+def test_no_pattern_matches_the_copies_of_a_change_that_died(folder: Path) -> None:
+    world = World(folder, finding(), partitions=4)
+    world.send(100).run()
+    died(world, CrashPoint.REPARTITION_COPIED, 6)
+    assert "app-counts-changelog-repartitioning" in world.topics()
+    with world.runtime() as runtime:
+        read, _ = with_matches(runtime, world.pipeline).topics()
+    assert read == {"in"}
+    world.change(6)
+    world.partitions = 6
+    world.send(30).run()
+    assert world.rows() == world.sent
+
+
+def test_a_pattern_that_matches_nothing_and_inputs_of_several_counts_are_refused(
+    folder: Path,
+) -> None:
+    world = World(folder, finding(), partitions=4)
+    world.send(100).run()
+    cluster = world.broker.cluster("app")
+    cluster.create([TopicSpec("narrow", 2, {})])
     before = world.all()
-    with pytest.raises(Misuse, match=r"finds its inputs by patterns.*another application id"):
-        world.change(3)
+    with pytest.raises(Misuse, match="narrow has 2 partitions"):
+        world.change(6)
     assert world.all() == before
+    cluster.remove(["narrow", "in"], None)
+    with pytest.raises(Misuse, match="no topic matches"):
+        world.change(6)
 
 
 def test_a_store_of_a_users_own_class_is_divided_by_the_keys_in_its_changelog(folder: Path) -> None:

@@ -54,6 +54,7 @@ from statestore.operations.repartition.partition_plan import (
     deployed_after,
 )
 from statestore.operations.repartition.planner import PartitionsAsked, Planner, logged_store
+from statestore.operations.start.matching import with_inputs
 from statestore.operations.start.topics import ANY_TIME
 from statestore.operations.unfinished import repartition_file, require_no_reset
 from statestore.ports import Bounds, Outbox, Records
@@ -90,6 +91,8 @@ def repartition(
             "relocate`, or a start"
         )
     environment, topology = as_deployed(environment, topology)
+    if read_begun(layout) is None:
+        topology = with_inputs(environment, topology)  # One that was begun names its topics.
     began_s = environment.clock.monotonic()
     with activities_in(environment).underway("repartition", Unit.RECORDS, progress) as told:
         made = PartitionChanger(environment, topology, asked, told)

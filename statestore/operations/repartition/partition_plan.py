@@ -183,11 +183,6 @@ def check_topology(topology: Topology, deployed: Deployed, reused: Mapping[str, 
             f"{topology.fingerprint()}: change one thing at a time: bring the old pipeline back, "
             "or start this one first"
         )
-    if topology.patterns:
-        raise Misuse(
-            "the pipeline finds its inputs by patterns: this command does not know yet which of "
-            "them are to have the new count; start under another application id"
-        )
     if reused:
         store, topic = min(reused.items())
         raise Misuse(

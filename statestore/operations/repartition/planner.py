@@ -124,7 +124,8 @@ class Planner:
             group = self._group(inputs[part.ordinal])
             self._check_drained(part, inputs[part.ordinal], group)
             stores += self._stores(part, changes.parts[part.ordinal], inputs[part.ordinal], group)
-            for at in self._offsets(inputs[part.ordinal], changes, group):
+            known = [one for one in inputs[part.ordinal] if self._was_read(part, one)]
+            for at in self._offsets(known, changes, group):
                 offsets[TopicPartition(at.topic, at.partition)] = at
         return RepartitionPlan(
             self._application_id,
@@ -468,6 +469,12 @@ class Planner:
             )
 
     # Offsets.
+
+    def _was_read(self, part: SubTopology, one: _Input) -> bool:
+        """Whether a run has read it: one that a pattern matches since begins as a start has it."""
+        before = next(it for it in self._deployed.sub_topologies if it.ordinal == part.ordinal)
+        by_pattern = any(node.pattern and one.name in node.topics for node in part.sources)
+        return not by_pattern or one.topic in before.source_topics
 
     def _offsets(
         self,

@@ -12,10 +12,12 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from statestore.errors import Misuse
 from statestore.layout.folders import StateLayout
 from statestore.operations.clone_record import read_record
 from statestore.operations.deployed import Deployed, DeployedPart
 from statestore.operations.environment import Environment
+from statestore.operations.unfinished import COPIES
 from statestore.settings import Settings
 from statestore.topology.graph import Topology
 from statestore.topology.patterns import matches
@@ -52,7 +54,7 @@ class OwnTopics(NamedTuple):
 
     def _has(self, topic: str) -> bool:
         is_internal = topic.startswith(f"{self.application_id}-") and topic.endswith(
-            ("-changelog", "-repartition")
+            ("-changelog", "-repartition", COPIES)
         )
         return is_internal or topic in self.named
 
@@ -64,13 +66,35 @@ def with_matches(environment: Environment, topology: Topology) -> Topology:
     """
     if not topology.patterns:
         return topology
+    application_id = environment.settings.application_id
+    fed = {f"{application_id}-{topic}": topic for topic in topology.fed_by_patterns()}
+    counts = environment.cluster.partitions(sorted(fed))
+    least = {fed[topic]: count for topic, count in counts.items()}
+    return topology.matching(_found(environment, topology), least)
+
+
+def with_inputs(environment: Environment, topology: Topology) -> Topology:
+    """As `with_matches`, but stream tasks follow from the inputs alone: for another count of them.
+
+    Misuse if a pattern matches no topic, which says nothing of partitions.
+    """
+    if not topology.patterns:
+        return topology
+    found = _found(environment, topology)
+    for source, topics in found.items():
+        if not topics:
+            raise Misuse(
+                f"no topic matches {topology.patterns[source]!r} of source {source}, so it has no "
+                "partitions: create a topic that it reads first"
+            )
+    return topology.matching(found)
+
+
+def _found(environment: Environment, topology: Topology) -> dict[str, list[str]]:
+    """By source with a pattern, which topics of the cluster it matches now."""
     own = OwnTopics.of(environment.layout, environment.settings)
-    cluster = environment.cluster
-    topics = cluster.topics()
-    found = {source: own.matching(pattern, topics) for source, pattern in topology.patterns.items()}
-    fed = {f"{own.application_id}-{topic}": topic for topic in topology.fed_by_patterns()}
-    counts = cluster.partitions(sorted(fed))
-    return topology.matching(found, {fed[topic]: count for topic, count in counts.items()})
+    topics = environment.cluster.topics()
+    return {source: own.matching(pattern, topics) for source, pattern in topology.patterns.items()}
 
 
 def tell_of_matches(topology: Topology, previous: Deployed) -> None:
