@@ -44,7 +44,6 @@ class FlushLag:
         self._size_bytes = 0
         self._records = 0
         self._since_ms: int | None = None
-        self._asked = False
 
     def add(self, size_bytes: int, records: int) -> None:
         """Count one more commit."""
@@ -57,17 +56,6 @@ class FlushLag:
         """Note that everything is durable."""
         self._size_bytes = self._records = 0
         self._since_ms = None
-        self._asked = False
-
-    def ask(self) -> bool:
-        """Have it count as due; return False if everything is durable or it was asked already."""
-        new = self._since_ms is not None and not self._asked
-        self._asked |= new
-        return new
-
-    def is_asked(self) -> bool:
-        """Return whether it was asked since everything was durable."""
-        return self._asked
 
     def is_full(self) -> bool:
         """Return whether nothing more may be committed before a flush."""
@@ -76,7 +64,7 @@ class FlushLag:
 
     def is_due(self) -> bool:
         """Return whether the store must be flushed now."""
-        return self._asked or self.is_full() or self.ms_left() <= 0
+        return self.is_full() or self.ms_left() <= 0
 
     def ms_left(self) -> int:
         """Return the time until the lag is too old; the whole limit if there is no lag."""

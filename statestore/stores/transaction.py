@@ -258,15 +258,6 @@ class StagedEngine:
             if self.opened and self._lag.is_due():
                 self.make_durable()
 
-    def flush_ahead(self) -> None:
-        """Let another thread flush what is committed, unless that is durable."""
-        if self._lag.ask():
-            self._flush_soon(self)
-
-    def is_flushing_ahead(self) -> bool:
-        """Return whether a `flush_ahead` is not done yet."""
-        return self._lag.is_asked()
-
     def make_durable(self, target: Path | None = None) -> None:
         """Flush all tables atomically.
 

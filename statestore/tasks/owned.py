@@ -105,12 +105,6 @@ class OwnedStore(Protocol):
     def maintain(self) -> None:
         """Keep its durable lag bounded while it is idle (SEMANTICS S10)."""
 
-    def flush_ahead(self) -> None:
-        """Let another thread flush what is committed, so that a checkpoint soon after is short."""
-
-    def is_flushing_ahead(self) -> bool:
-        """Return whether that is not done yet."""
-
     def checkpoint(self, target: Path) -> StoreOffsets | None:
         """Put its files as of the last commit into a new folder; return None if it cannot."""
 
@@ -223,13 +217,6 @@ class OpenStore:
 
     def maintain(self) -> None:
         self._staged.maintain()
-
-    def flush_ahead(self) -> None:
-        if self.persistent():
-            self._staged.flush_ahead()
-
-    def is_flushing_ahead(self) -> bool:
-        return self._staged.is_flushing_ahead()
 
     def checkpoint(self, target: Path) -> StoreOffsets | None:
         if not self.persistent():
@@ -366,12 +353,6 @@ class SuppliedStore:
 
     def maintain(self) -> None:
         """Do nothing, because its class decides when it is durable."""
-
-    def flush_ahead(self) -> None:
-        """Do nothing, because no checkpoint is taken of it."""
-
-    def is_flushing_ahead(self) -> bool:
-        return False
 
     def checkpoint(self, target: Path) -> StoreOffsets | None:
         """Return None, because only its class can read its files."""

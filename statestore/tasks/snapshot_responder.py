@@ -1,6 +1,5 @@
 """Answers, in the owner of a stream task, requests in files for snapshots of its stores.
 
-serve()   another thread flushes the stores, while their owner works on
 answer()  the stores as of the last commit     snapshot.linked
           published by rename                  snapshot.published
           the request taken off the list
@@ -24,8 +23,6 @@ from statestore.tasks.plan import TaskReport
 _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.1
 _SWEEP_EVERY_S = 60
-_FLUSH_AHEAD_S = 5.0
-"""For so long the answer waits for a flush in another thread; then the owner flushes itself."""
 
 
 class SnapshotResponder:
@@ -40,7 +37,6 @@ class SnapshotResponder:
         self._report = report
         self._feed = CommitFeed()
         self._look_s = self._sweep_s = 0.0
-        self._flushed_by_s: float | None = None
 
     def publish(self, stores: Mapping[str, OwnedStore], commit_number: int) -> None:
         """Send what was committed since the last call to those who follow the task.
@@ -67,26 +63,12 @@ class SnapshotResponder:
         self.publish(stores, commit_number)
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_EVERY_S
-            requests = self._snapshots.requests()
-            if requests and not self._awaits_flush(stores, now_s):
-                for snapshot_id in requests:
-                    self._answer(snapshot_id, stores, commit_number)
+            for snapshot_id in self._snapshots.requests():
+                self._answer(snapshot_id, stores, commit_number)
         if now_s >= self._sweep_s:
             self._sweep_s = now_s + _SWEEP_EVERY_S
             for snapshot_id in self._snapshots.sweep(self._clock.now_ms()):
                 _log.info("task %s: snapshot %s has expired", self._task_id, snapshot_id)
-
-    def _awaits_flush(self, stores: Mapping[str, OwnedStore], now_s: float) -> bool:
-        """Return whether other threads flush the stores, so that their owner need not wait."""
-        if self._flushed_by_s is None:
-            self._flushed_by_s = now_s + _FLUSH_AHEAD_S
-            for opened in stores.values():
-                opened.flush_ahead()
-        flushing = any(opened.is_flushing_ahead() for opened in stores.values())
-        if flushing and now_s < self._flushed_by_s:
-            return True
-        self._flushed_by_s = None
-        return False
 
     def _answer(
         self, snapshot_id: str, stores: Mapping[str, OwnedStore], commit_number: int

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import statestore as ss
-from statestore import faults, serdes
+from statestore import serdes
 from statestore.errors import (
     HostFailure,
     Misuse,
@@ -20,9 +20,8 @@ from statestore.errors import (
     Unavailable,
     UnknownStore,
 )
-from statestore.faults import CrashPoint
 from statestore.layout.owners import read_owner
-from statestore.layout.snapshots import Request, TaskSnapshots, new_id
+from statestore.layout.snapshots import TaskSnapshots, new_id
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.looking.task_snapshots import Snapshot, Snapshots
 from statestore.runtime.databases import RocksDatabases
@@ -125,43 +124,6 @@ def test_twenty_snapshots_of_an_owner_at_work_are_each_the_changelog_at_their_of
     assert len(numbers) > 10
     assert task.report.snapshots == 20
     rig.end()
-
-
-def test_an_owner_works_on_while_another_thread_flushes_for_a_snapshot(rig: TaskRig) -> None:
-    task = rig.start()
-    rig.send("in", [(f"k{n}", "x") for n in range(50)])
-    eventually(lambda: _stepped(task).report.records_in == 50, "all is committed")
-    begun, may_end, flushed_by = threading.Event(), threading.Event(), list[str]()
-
-    def hold(point: CrashPoint) -> None:
-        if point is CrashPoint.STORE_FLUSH:
-            flushed_by.append(threading.current_thread().name)
-            if not begun.is_set():
-                begun.set()
-                may_end.wait(DEADLINE_S)
-
-    asked = asker(rig)
-    folder = TaskSnapshots(asked.layout.task_dir(TASK))
-    folder.ask(new_id(0), Request(10**13, 10_000))
-    faults.on_reach(hold)
-    try:
-        task.step(0)
-        assert begun.wait(DEADLINE_S)
-        task.step(0)  # It does not wait for the flush.
-        assert task.report.snapshots == 0
-        may_end.set()
-        eventually(lambda: _stepped(task).report.snapshots == 1, "the owner answers")
-    finally:
-        faults.on_reach(None)
-    assert flushed_by[0].startswith("statestore-flush")
-    rig.end()
-
-
-def _stepped(task: StreamTask) -> StreamTask:
-    task.step(0)
-    assert task._edges.clock is not None
-    task._edges.clock.advance(100)  # type: ignore[attr-defined]  # a ManualClock
-    return task
 
 
 def test_what_is_pending_is_in_no_snapshot(rig: TaskRig) -> None:
