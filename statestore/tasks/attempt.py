@@ -76,6 +76,8 @@ class Attempt:
         self._records_in = 0
         self._dirty = False
         self._took_marks = False
+        self._is_blocked = False
+        """Whether records wait for memory that another task of the slot holds."""
         self._worked = 0, 0.0
         """How many records were processed last, and how long that took, with their commit."""
 
@@ -94,7 +96,7 @@ class Attempt:
         if found is None:
             return None
         wait_ms = self._context.punctuations.wait_ms(self._clock.now_ms(), limit_ms)
-        within_s = min(found.within_s, wait_ms / 1000)
+        within_s = 0.0 if self._is_blocked else min(found.within_s, wait_ms / 1000)
         if self._dirty:
             within_s = min(within_s, max(self._committer.until_interval_s(), 0.0))
         return found._replace(within_s=within_s)
@@ -115,10 +117,11 @@ class Attempt:
         self._report.poll_seconds += polled - started
         if self._report.first_record_ms is None and intake.waiting():
             self._report.first_record_ms = began_ms
-        processed = 0
+        processed, self._is_blocked = 0, False
         while (batch := intake.next_batch(clock.monotonic())) is not None:
             done = self._process_within_share(batch)
             if done is None:
+                self._is_blocked = True
                 break
             processed += done
             self._take_marks()
@@ -195,6 +198,16 @@ class Attempt:
             or self._intake.finished()
             or self._committer.interval_has_passed()
         )
+
+    @property
+    def has_open(self) -> bool:
+        """Whether anything was processed since the last commit."""
+        return self._dirty
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing waits to be processed or committed."""
+        return not self._dirty and not self._intake.waiting()
 
     def all_seen(self) -> bool:
         """Note that all input there is was processed; return whether that let time pass."""

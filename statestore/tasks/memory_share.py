@@ -105,6 +105,11 @@ class MemoryShare:
         self._asked.add(fullest)
         return False
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether a task was asked to commit that has not been told yet."""
+        return bool(self._asked)
+
     def take_request(self, task: str) -> bool:
         """Return whether `task` was asked to commit since the last call."""
         if task not in self._asked:
@@ -256,6 +261,11 @@ class TaskMemory:
     def make_room(self) -> bool:
         """Return whether this task must commit now; otherwise ask the task that holds most."""
         return self._share.make_room(self._task)
+
+    @property
+    def anyone_asked(self) -> bool:
+        """Whether a task of the slot has yet to commit for another one."""
+        return self._share.has_requests
 
     def take_request(self) -> bool:
         """Return whether another task asked for a commit since the last call."""

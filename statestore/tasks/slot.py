@@ -4,8 +4,8 @@ A slot is one Spark task, or the whole process under `statestore run`. The garba
 while records move: batches make no cycles, and its pauses grow with the number of live records.
 
 In a continuous run the slot waits for the input of all its tasks at once, if the client can tell
-when there is some. Then each task processes what it has, and those whose commits are due commit
-side by side.
+when there is some. Then each task that has some processes it, and those whose commits are due
+commit side by side.
 
 A task begins and ends with many waits for brokers. Several tasks therefore begin and end side by
 side, and beside what the slot processes; but all that calls a user's code is left to the thread of
@@ -31,6 +31,12 @@ from statestore.tasks.task import StreamTask
 
 _POLL_MS = 200
 _STEPS_PER_COLLECTION = 200
+# How often a task is looked at though nothing came: one that has work to do, and one at rest. Of
+# many tasks, each is looked at less often.
+_LOOK_MS = 50
+_LOOK_AT_REST_MS = 250
+_LOOK_EACH_MS = 2
+_LOOK_MAX_MS = 1000
 # Once tasks have processed for so long, they commit before others process.
 _TOGETHER_S = 0.02
 _SIDE_BY_SIDE = 4
@@ -195,12 +201,10 @@ def _in_turn(
             served.begin(tell)
         # A collection looks at what came since: with all that was imported it takes 60 ms.
         gc.freeze()
+        turns = _Turns(lives.tasks, clock, tell, between)
         steps = 0
         while clock.monotonic() < deadline_s and not stop.is_set():
-            if _await_any(lives.tasks):
-                _side_by_side(lives.tasks, clock, tell, between)
-            else:
-                _one_by_one(lives.tasks, tell, between)
+            turns.take()
             steps += 1
             if steps % _STEPS_PER_COLLECTION == 0:
                 gc.collect()
@@ -209,56 +213,104 @@ def _in_turn(
             served.write(tell)
 
 
-def _await_any(tasks: Sequence[Served]) -> bool:
-    """Wait until a task may have something to do, not for long; False: they can only be polled."""
-    limit_ms = _POLL_MS // 4
-    until_s = limit_ms / 1000
-    poll = select.poll()
-    for served in tasks:
-        arrival = served.task.arrival(limit_ms)
+class _Turns:
+    """The turns of tasks that run for some time.
+
+    Whoever has input, or something that is due, gets the next turn; the others cost nothing
+    meanwhile, but all are looked at now and then. A task is named by its place.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Served], clock: Clock, tell: Tell, between: Callable[[], None]
+    ) -> None:
+        self._tasks = tasks
+        self._clock = clock
+        self._tell = tell
+        self._between = between
+        self._least_ms = min(len(tasks) * _LOOK_EACH_MS, _LOOK_MAX_MS)
+        self._poll = select.poll()
+        self._sockets: list[Sequence[int]] = [()] * len(tasks)
+        self._of_socket: dict[int, int] = {}
+        self._due_s = [-math.inf] * len(tasks)
+        self._open: set[int] = set()
+        """The tasks that have something to commit."""
+        self._can_wait = True
+        for place in range(len(tasks)):
+            self._wait_for(place)
+
+    def take(self) -> None:
+        """Wait for something to do, not for long, and do it."""
+        if self._can_wait:
+            self._side_by_side(self._ready())
+        else:
+            self._one_by_one()
+
+    def _ready(self) -> list[int]:
+        """Wait until some tasks may have something to do, not for long, and return which."""
+        left_ms = 1000 * (min(self._due_s) - self._clock.monotonic())
+        readable = self._poll.poll(math.ceil(min(max(left_ms, 0), _LOOK_MS)))
+        now_s = self._clock.monotonic()
+        found = {self._of_socket[number] for number, _ in readable}
+        found.update(place for place, due_s in enumerate(self._due_s) if due_s <= now_s)
+        return sorted(found)
+
+    def _wait_for(self, place: int) -> None:
+        """Note what a task waits for from now on, or that tasks can only be polled."""
+        task = self._tasks[place].task
+        limit_ms = max(self._least_ms, _LOOK_AT_REST_MS if task.is_at_rest else _LOOK_MS)
+        arrival = task.arrival(limit_ms)
         if arrival is None:
-            return False
-        until_s = min(until_s, arrival.within_s)
-        for number in arrival.sockets:
-            poll.register(number, select.POLLIN)
-    if until_s > 0:
-        poll.poll(math.ceil(until_s * 1000))
-    return True
+            self._can_wait = False
+            return
+        if arrival.sockets != self._sockets[place]:
+            for number in self._sockets[place]:
+                # One that was closed may be another task's by now.
+                if self._of_socket.get(number) == place:
+                    del self._of_socket[number]
+                    self._poll.unregister(number)
+            for number in arrival.sockets:
+                self._of_socket[number] = place
+                self._poll.register(number, select.POLLIN)
+            self._sockets[place] = arrival.sockets
+        within_s = min(arrival.within_s, limit_ms / 1000)
+        self._due_s[place] = self._clock.monotonic() + within_s
 
+    def _side_by_side(self, ready: Sequence[int]) -> None:
+        """Have these tasks process what has come, then commit those that are due together."""
+        worked: list[int] = []
+        since_s = self._clock.monotonic()
+        for place in ready:
+            self._between()
+            self._tasks[place].task.work(0)
+            worked.append(place)
+            # A result must not wait long for what other tasks process.
+            if self._clock.monotonic() - since_s > _TOGETHER_S:
+                self._commit(worked)
+                worked, since_s = [], self._clock.monotonic()
+        self._commit(worked)
 
-def _one_by_one(tasks: Sequence[Served], tell: Tell, between: Callable[[], None]) -> None:
-    """Have each task poll, process and commit."""
-    # Tasks with input must not wait for an idle one, so they share the poll time.
-    poll_ms = max(5, _POLL_MS // (4 * len(tasks)))
-    for served in tasks:
-        between()
-        served.task.step(poll_ms)
-        served.note(tell)
+    def _commit(self, worked: Sequence[int]) -> None:
+        """Commit what is due; if anything is, then also what will be due soon."""
+        tasks, moved = [served.task for served in self._tasks], set(worked)
+        if any(tasks[place].commit_is_due() for place in worked):
+            moved |= self._open
+            together([tasks[place].committing() for place in sorted(moved)])
+        for place in sorted(moved):
+            self._tasks[place].note(self._tell)
+            (self._open.add if tasks[place].has_open else self._open.discard)(place)
+            self._wait_for(place)
+        if worked and tasks[worked[0]].others_are_asked:
+            # One of them holds the memory that these need.
+            self._due_s = [-math.inf] * len(tasks)
 
-
-def _side_by_side(
-    tasks: Sequence[Served], clock: Clock, tell: Tell, between: Callable[[], None]
-) -> None:
-    """Have each task process what has come, then commit those that are due together."""
-    worked: list[Served] = []
-    since_s = clock.monotonic()
-    for served in tasks:
-        between()
-        served.task.work(0)
-        worked.append(served)
-        # A result must not wait long for what other tasks process.
-        if clock.monotonic() - since_s > _TOGETHER_S:
-            _commit(worked, tell)
-            worked, since_s = [], clock.monotonic()
-    _commit(worked, tell)
-
-
-def _commit(tasks: Sequence[Served], tell: Tell) -> None:
-    """Commit what is due; if anything is, then also what will be due soon."""
-    if any(served.task.commit_is_due() for served in tasks):
-        together([served.task.committing() for served in tasks])
-    for served in tasks:
-        served.note(tell)
+    def _one_by_one(self) -> None:
+        """Have each task poll, process and commit."""
+        # Tasks with input must not wait for an idle one, so they share the poll time.
+        poll_ms = max(5, _LOOK_MS // len(self._tasks))
+        for served in self._tasks:
+            self._between()
+            served.task.step(poll_ms)
+            served.note(self._tell)
 
 
 @contextmanager

@@ -153,6 +153,21 @@ class StreamTask:
         """
         return self._recovering(lambda: self._work(timeout_ms))
 
+    @property
+    def has_open(self) -> bool:
+        """Whether anything was processed since the last commit."""
+        return self._present().has_open
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing waits to be processed or committed."""
+        return self._present().is_at_rest
+
+    @property
+    def others_are_asked(self) -> bool:
+        """Whether a task of the slot was asked to commit, so that others have memory."""
+        return self._memory.anyone_asked
+
     def commit_is_due(self) -> bool:
         """Return whether `committing` has anything to do."""
         return self._present().commit_is_due()

@@ -29,6 +29,7 @@ _VERSION = 17
 _READ_COMMITTED = 1
 # A fetch that leaves out partitions is answered soon, for they may be wanted with the next one.
 _PART_WAIT_MS = 10
+_DOUBLED_MAX = 10
 _AGAIN_S = 0.02
 _AGAIN_MAX_S = 1.0
 # How long making a connection or asking a question may hold up a poll, at first and later.
@@ -44,13 +45,22 @@ _Asked = _Topic.FetchPartition
 
 
 class FetchLimits(NamedTuple):
-    """What one fetch may bring and how long a broker waits for it, as Kafka's consumers have it."""
+    """What one fetch may bring and how long a broker waits for it, as Kafka's consumers have it.
+
+    `rest_ms`: how long at most, where nothing came for a while. Records are sent at once all the
+    same.
+    """
 
     bytes_max: int
     partition_bytes_max: int
     bytes_min: int
     wait_ms: int
+    rest_ms: int
     check_crc: bool
+
+    def patience_ms(self, empty: int) -> int:
+        """Return how long a broker waits that had nothing so many times before."""
+        return max(self.wait_ms, min(self.wait_ms << min(empty, _DOUBLED_MAX), self.rest_ms))
 
 
 class Again:
@@ -153,13 +163,15 @@ class PartitionLog:
 class _Broker:
     """One broker: what it was asked and has not answered, and when it may be asked again."""
 
-    __slots__ = ("again", "asked", "due_s", "link", "quiet_s")
+    __slots__ = ("again", "asked", "due_s", "empty", "link", "quiet_s")
 
     def __init__(self) -> None:
         self.link: Connection | None = None
         self.asked: dict[tuple[Any, int], PartitionLog] = {}
         self.due_s = inf
         self.quiet_s = 0.0
+        self.empty = 0
+        """How many answers in a row told nothing."""
         self.again = Again()
 
     def answered(self) -> None:
@@ -333,7 +345,8 @@ class Fetcher:
         if any(log.log_end < 0 for log in logs):
             wait_ms = 0  # the answer tells the log's end, even if there is nothing more
         else:
-            wait_ms = limits.wait_ms if is_all else min(limits.wait_ms, _PART_WAIT_MS)
+            patience_ms = limits.patience_ms(broker.empty)
+            wait_ms = patience_ms if is_all else min(limits.wait_ms, _PART_WAIT_MS)
         began_s = monotonic()
         deadline_s = began_s + min(broker.again.patience_s(), self._cluster.timeout_s)
         try:
@@ -387,6 +400,7 @@ class Fetcher:
                 key = topic.topic_id, found.partition_index
                 if key in asked:
                     news |= self._take_in(asked[key], topic.topic_id, found, now_s)
+        broker.empty = 0 if news else broker.empty + 1
         return news
 
     def _take_in(self, log: PartitionLog, topic_id: Any, found: Any, now_s: float) -> bool:

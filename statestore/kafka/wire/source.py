@@ -25,6 +25,9 @@ _BATCH_BYTES = 64 << 20
 # With so many offsets before the end of its log a partition is far behind.
 _FAR = 1000
 
+# How long a broker waits at most where nothing comes, unless a setting says for how long it waits.
+_REST_MS = 5000
+
 # Properties of consumers that are used, here and by the cluster map, and librdkafka's defaults.
 _WAIT, _MIN_BYTES, _MAX_BYTES = "fetch.wait.max.ms", "fetch.min.bytes", "fetch.max.bytes"
 _PARTITION_BYTES = ("max.partition.fetch.bytes", "fetch.message.max.bytes")
@@ -244,11 +247,13 @@ def _is_ready(log: PartitionLog) -> bool:
 
 def _limits(config: Mapping[str, str]) -> FetchLimits:
     partition_bytes = next((key for key in _PARTITION_BYTES if key in config), _PARTITION_BYTES[0])
+    wait_ms = _whole(config, _WAIT, 500, least=0)
     return FetchLimits(
         bytes_max=_whole(config, _MAX_BYTES, 50 << 20, least=1),
         partition_bytes_max=_whole(config, partition_bytes, 1 << 20, least=1),
         bytes_min=_whole(config, _MIN_BYTES, 1, least=1),
-        wait_ms=_whole(config, _WAIT, 500, least=0),
+        wait_ms=wait_ms,
+        rest_ms=wait_ms if _WAIT in config else _REST_MS,
         check_crc=_flag(config, _CHECK_CRC, default=True),
     )
 
