@@ -24,6 +24,7 @@ from statestore.tasks.plan import Standing, Tally, TaskReport, run_of
 NAME = "progress.json"
 Slots = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _EVERY_S = 1.0
+_AT_REST_EVERY_S = 5.0
 _ENOUGH = 1000
 """The smallest number of records from which a rate is computed."""
 
@@ -121,7 +122,7 @@ class TaskProgress(msgspec.Struct, frozen=True):
 
 
 class ProgressFile:
-    """Writes the progress of one stream task, about once a second."""
+    """Writes the progress of one stream task, about once a second; less often if it is at rest."""
 
     def __init__(self, folder: Path, clock: Clock, *, slots: int, serving: str = "") -> None:
         """`serving`: which one this is, so that its sums are kept; empty: they are not."""
@@ -132,7 +133,8 @@ class ProgressFile:
         self._serving = serving
         self._sums = self._before.sums
         self._timed = Sums()
-        self._written_s = float("-inf")
+        self._written_s = self._looked_s = float("-inf")
+        self._standing: Standing | None = None
         self._has_commit = False
 
     def begin(self, committed: Tally | None) -> None:
@@ -147,19 +149,24 @@ class ProgressFile:
     def note(self, report: TaskReport, standing: Callable[[], Standing]) -> Standing | None:
         """Write the progress after a step of the task, if the file is a second old.
 
-        The first commit is written at once: a process that dies has got on if it committed. Return
-        how far the task has come if it was written, so that others are told the same.
+        If nothing has changed, it may be five seconds old. The first commit is written at once: a
+        process that dies has got on if it committed. Return how far the task has come if it was
+        written, so that others are told the same.
         """
         is_first = report.last_commit_ms is not None and not self._has_commit
-        if self._clock.monotonic() - self._written_s < _EVERY_S and not is_first:
+        now_s = self._clock.monotonic()
+        if now_s - self._looked_s < _EVERY_S and not is_first:
             return None
-        now = standing()
+        self._looked_s, now = now_s, standing()
+        if now == self._standing and now_s - self._written_s < _AT_REST_EVERY_S:
+            return None
         self.write(report, now)
         return now
 
     def write(self, report: TaskReport, standing: Standing) -> None:
         """Write the progress now, as at the end of a run."""
-        self._written_s = self._clock.monotonic()
+        self._written_s = self._looked_s = self._clock.monotonic()
+        self._standing = standing
         self._has_commit = report.last_commit_ms is not None
         before, busy_s = self._before, report.process_seconds + report.commit_seconds
         own = report.records_in - report.records_before

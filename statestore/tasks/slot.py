@@ -234,6 +234,7 @@ class _Turns:
         self._due_s = [-math.inf] * len(tasks)
         self._open: set[int] = set()
         """The tasks that have something to commit."""
+        self._has_rested = [False] * len(tasks)
         self._can_wait = True
         for place in range(len(tasks)):
             self._wait_for(place)
@@ -257,7 +258,10 @@ class _Turns:
     def _wait_for(self, place: int) -> None:
         """Note what a task waits for from now on, or that tasks can only be polled."""
         task = self._tasks[place].task
-        limit_ms = max(self._least_ms, _LOOK_AT_REST_MS if task.is_at_rest else _LOOK_MS)
+        # After a commit it is looked at once more, for those who follow its commits.
+        is_resting, self._has_rested[place] = self._has_rested[place], task.is_at_rest
+        is_resting &= self._has_rested[place]
+        limit_ms = max(self._least_ms, _LOOK_AT_REST_MS if is_resting else _LOOK_MS)
         arrival = task.arrival(limit_ms)
         if arrival is None:
             self._can_wait = False
