@@ -337,15 +337,19 @@ def rw_cycles(evidence: Evidence) -> Iterator[str]:
     """
     for tp, answers in evidence.seen.items():
         versions = _versions(evidence.final.get(tp, ()))
-        ends = [at for at, _, entries in evidence.wholes(tp) if entries]
+        # A marker may come after records of the next transaction.
+        lasts = {
+            entry.offset: entries[-1].offset
+            for _, _, entries in evidence.wholes(tp)
+            for entry in entries
+        }
         for answer in answers:
             times = [_time_of(versions.get(key, {}), said) for key, said in answer.rows.items()]
             known = [time for time in times if time is not None]
             since = max((first for first, _ in known), default=-1)
             until = min((last for _, last in known if last is not None), default=None)
             # It shows all of a transaction whose record it has.
-            whole = min((end for end in ends if end > since), default=since)
-            if until is not None and until < whole and since >= 0:
+            if until is not None and until <= lasts.get(since, -1):
                 yield (
                     f"the store of {tp} said {dict(answer.rows)}: it has what was written at "
                     f"{since} and lacks what was written at {until}"
@@ -470,10 +474,10 @@ def sums_are_kept(evidence: Evidence) -> Iterator[str]:
     for tp, entries in evidence.final.items():
         if (imbalance := evidence.imbalance.get(tp.topic)) is None:
             continue
-        ends = {at for at, _, _ in evidence.wholes(tp)}
-        for end in sorted(ends):
-            if off := imbalance(_folded(entry for entry in entries if entry.offset < end)):
-                yield f"the sum of {tp} at its marker at {end} is {off} off"
+        lasts = {together[-1].offset for _, _, together in evidence.wholes(tp) if together}
+        for last in sorted(lasts):
+            if off := imbalance(_folded(entry for entry in entries if entry.offset <= last)):
+                yield f"the sum of {tp} is {off} off after the commit up to {last}"
         stored = evidence.stores.get(tp)
         if stored is not None and (off := imbalance(stored.rows)):
             yield f"the sum of the store of {tp} is {off} off"

@@ -323,6 +323,19 @@ def test_an_aborted_attempt_that_nobody_sees_breaks_no_rule() -> None:
     assert check(replace(moved, uncommitted=[everything])) == []
 
 
+def test_a_marker_may_come_after_records_of_the_next_transaction() -> None:
+    """Whoever asks a store in between has all of the first one, and nothing of the second."""
+    evidence = sound()
+    late = [
+        RawBatch(0, 1, OWNER, Kind.RECORDS, 1),
+        RawBatch(2, 3, LATER, Kind.RECORDS, 1),
+        RawBatch(4, 4, OWNER, Kind.COMMIT, 1),
+        RawBatch(5, 5, LATER, Kind.COMMIT, 1),
+    ]
+    rows = entries((0, "x", -10), (1, "y", 10), (2, "x", -12), (3, "y", 12))
+    assert check(showing(evidence, BANK, rows, late)) == []
+
+
 def test_markers_may_have_the_next_epoch() -> None:
     """As under KIP-890."""
     evidence = sound()
