@@ -134,7 +134,7 @@ class ProgressFile:
         self._sums = self._before.sums
         self._timed = Sums()
         self._written_s = self._looked_s = float("-inf")
-        self._standing: Standing | None = None
+        self._told: tuple[int | None, Standing] | None = None
         self._has_commit = False
 
     def begin(self, committed: Tally | None) -> None:
@@ -158,7 +158,8 @@ class ProgressFile:
         if now_s - self._looked_s < _EVERY_S and not is_first:
             return None
         self._looked_s, now = now_s, standing()
-        if now == self._standing and now_s - self._written_s < _AT_REST_EVERY_S:
+        is_news = (report.last_commit_ms, now) != self._told
+        if not is_news and now_s - self._written_s < _AT_REST_EVERY_S:
             return None
         self.write(report, now)
         return now
@@ -166,7 +167,7 @@ class ProgressFile:
     def write(self, report: TaskReport, standing: Standing) -> None:
         """Write the progress now, as at the end of a run."""
         self._written_s = self._looked_s = self._clock.monotonic()
-        self._standing = standing
+        self._told = report.last_commit_ms, standing
         self._has_commit = report.last_commit_ms is not None
         before, busy_s = self._before, report.process_seconds + report.commit_seconds
         own = report.records_in - report.records_before

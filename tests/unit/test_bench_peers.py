@@ -122,7 +122,10 @@ def run(*arguments: str) -> Result:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--peers", "quix,nobody"], "'nobody' is not one of statestore, kafka-streams, quix"),
+        (
+            ["--peers", "quix,nobody"],
+            "'nobody' is not one of statestore, kafka-streams, kafka-streams-tx",
+        ),
         (["--jobs", "sort"], "'sort' is not one of count, json, processor"),
         (["--records", "3"], "3 is not in the range x>=1000"),
         (["--rounds", "0"], "0 is not in the range x>=1"),

@@ -105,6 +105,17 @@ def test_a_note_is_written_once_a_second_and_a_folder_that_is_gone_is_no_error(
     ProgressFile(tmp_path / "gone", clock, slots=1).write(TaskReport("0_0"), STANDING)
 
 
+def test_a_note_of_a_task_at_rest_is_written_every_five_seconds(tmp_path: Path) -> None:
+    clock = ManualClock()
+    file = ProgressFile(tmp_path, clock, slots=1)
+    written = []
+    for _ in range(12):
+        file.note(TaskReport("0_0", last_commit_ms=1), lambda: STANDING)
+        written.append(read_progress(tmp_path).written_ms)
+        clock.advance(1000)
+    assert [written.count(at) for at in dict.fromkeys(written)] == [5, 5, 2]
+
+
 def look(state_dir: Path) -> Status:
     return reader_of(StateLayout(state_dir, "app")).now()
 
