@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from time import monotonic
 
-from statestore.errors import RecordFailed, TaskCorrupted, Unavailable
+from statestore.errors import MalformedRecords, RecordFailed, TaskCorrupted, Unavailable
 from statestore.kafka.admin import Admin
 from statestore.kafka.source import KafkaSource
 from statestore.model.batch import Batch, Column
@@ -53,6 +53,13 @@ class KafkaChangelog:
             while at < end:
                 try:
                     batches = source.poll(_CHUNK_RECORDS, _WAIT_MS)
+                except MalformedRecords as damaged:
+                    # The store on disk is as good as it was.
+                    raise Unavailable(
+                        f"changelog {tp}: what came from offset {source.position(tp)} on is "
+                        "damaged, on the broker or on its way here: run again, and if it stays so, "
+                        "check the disks of the brokers"
+                    ) from damaged
                 except RecordFailed as gone:
                     raise TaskCorrupted(
                         f"changelog {tp} does not have offset {at}: it was purged, truncated or "

@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from statestore.ports import Outbox, OutputLog
 from statestore.runtime.brokers import KafkaBrokers
 from statestore.settings import Settings
 
 _kept: dict[tuple[int, str], "OutputClients"] = {}
-"""By process, because clients do not survive a fork, and by settings."""
+"""By process, because clients do not survive a fork, and by settings; used last comes last."""
+_KEPT_MAX = 4
 
 
 class OutputClients:
@@ -49,9 +50,12 @@ def output_clients(settings: Settings) -> Iterator[OutputClients]:
     except BaseException:
         clients.close()
         raise
-    _kept.setdefault(place, clients)
-    if _kept[place] is not clients:
+    if _kept.setdefault(place, clients) is not clients:
         clients.close()
+    with suppress(KeyError):  # another thread may have taken it
+        of_process = [one for one in list(_kept) if one[0] == place[0]]
+        for oldest in of_process[:-_KEPT_MAX]:
+            _kept.pop(oldest).close()
 
 
 def close_outputs() -> None:

@@ -97,7 +97,7 @@ class Attempt:
             return None
         wait_ms = self._context.punctuations.wait_ms(self._clock.now_ms(), limit_ms)
         within_s = 0.0 if self._is_blocked else min(found.within_s, wait_ms / 1000)
-        if self._dirty:
+        if self._dirty or (self._took_marks and self._times.continuous):
             within_s = min(within_s, max(self._committer.until_interval_s(), 0.0))
         return found._replace(within_s=within_s)
 
@@ -206,8 +206,9 @@ class Attempt:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing waits to be processed or committed."""
-        return not self._dirty and not self._intake.waiting()
+        """Whether nothing waits to be processed, committed or told to those below."""
+        has_news = self._dirty or self._took_marks or bool(self._times.announcer.sent)
+        return not has_news and not self._intake.waiting()
 
     def all_seen(self) -> bool:
         """Note that all input there is was processed; return whether that let time pass."""

@@ -299,6 +299,8 @@ class _Turns:
         if any(tasks[place].commit_is_due() for place in worked):
             moved |= self._open
             together([tasks[place].committing() for place in sorted(moved)])
+            for place in moved:
+                self._has_rested[place] = False
         for place in sorted(moved):
             self._tasks[place].note(self._tell)
             (self._open.add if tasks[place].has_open else self._open.discard)(place)

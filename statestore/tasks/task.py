@@ -160,7 +160,7 @@ class StreamTask:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing waits to be processed or committed."""
+        """Whether nothing waits to be processed, committed or told to those below."""
         return self._present().is_at_rest
 
     @property

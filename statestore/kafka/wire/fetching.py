@@ -237,7 +237,8 @@ class Fetcher:
                 ready = [log for log in found if log.again.at_s <= now_s]
                 if ready:
                     led = sum(log.leader is None or log.leader.node == node for log in logs)
-                    self._ask(node, broker, ready, is_all=led == len(ready))
+                    may_rest = len(ready) == len(logs)
+                    self._ask(node, broker, ready, is_all=led == len(ready), may_rest=may_rest)
         return self._next_try_s(wanted)
 
     def receive(self, until_s: float) -> bool:
@@ -340,12 +341,22 @@ class Fetcher:
 
     # Fetches and their answers.
 
-    def _ask(self, node: int, broker: _Broker, logs: list[PartitionLog], *, is_all: bool) -> None:
+    def _ask(
+        self,
+        node: int,
+        broker: _Broker,
+        logs: list[PartitionLog],
+        *,
+        is_all: bool,
+        may_rest: bool,
+    ) -> None:
+        """Ask a broker for logs: for all that it leads, and for all that there are (`may_rest`)."""
         limits = self._limits
         if any(log.log_end < 0 for log in logs):
             wait_ms = 0  # the answer tells the log's end, even if there is nothing more
         else:
-            patience_ms = limits.patience_ms(broker.empty)
+            # Nobody is asked on behalf of a log that comes to lead here meanwhile.
+            patience_ms = limits.patience_ms(broker.empty) if may_rest else limits.wait_ms
             wait_ms = patience_ms if is_all else min(limits.wait_ms, _PART_WAIT_MS)
         began_s = monotonic()
         deadline_s = began_s + min(broker.again.patience_s(), self._cluster.timeout_s)

@@ -25,6 +25,8 @@ _BATCH_BYTES = 64 << 20
 # With so many offsets before the end of its log a partition is far behind.
 _FAR = 1000
 
+# Within so long a caller that was told what to wait for polls or asks again.
+_LISTENS_S = 2.0
 # How long a broker waits at most where nothing comes, unless a setting says for how long it waits.
 _REST_MS = 5000
 
@@ -214,7 +216,10 @@ class WireSource:
 
     def _leave_out_absence(self) -> None:
         """Count only the time of polls as silence, and that from `arrival` to a poll."""
-        absence_s = 0.0 if self._is_listening else monotonic() - self._polled_s
+        absence_s = monotonic() - self._polled_s
+        if self._is_listening:
+            # Who listens looks again soon; if it took longer, the caller had other work.
+            absence_s = max(absence_s - _LISTENS_S, 0.0)
         self._is_listening = False
         self._fetcher.leave_out(absence_s)
         for log in self._logs.values():
@@ -253,7 +258,8 @@ def _limits(config: Mapping[str, str]) -> FetchLimits:
         partition_bytes_max=_whole(config, partition_bytes, 1 << 20, least=1),
         bytes_min=_whole(config, _MIN_BYTES, 1, least=1),
         wait_ms=wait_ms,
-        rest_ms=wait_ms if _WAIT in config else _REST_MS,
+        # What is below the least number of bytes waits for as long.
+        rest_ms=wait_ms if _WAIT in config or _MIN_BYTES in config else _REST_MS,
         check_crc=_flag(config, _CHECK_CRC, default=True),
     )
 
