@@ -79,8 +79,8 @@ class Run:
         if self.peer.main_class:
             words = (servers, self.name, str(self.folder), PIPELINES[self.job])
             path = self.environment.class_path()
-            told = [f"-D{each}" for each in self.peer.properties]
-            begun = [java(), *told, "-cp", path, self.peer.main_class]
+            properties = [f"-D{each}" for each in self.peer.properties]
+            begun = [java(), *properties, "-cp", path, self.peer.main_class]
             return [*begun, *words, *topics.values(), "forever"]
         if self.peer.module:
             told = {
