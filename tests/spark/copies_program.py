@@ -70,6 +70,8 @@ def main() -> None:
         rows = rows.mapInArrow(passing_on(Path(folder), how, *slow), "key string, value string")
         writing = rows.write.format("transactional_kafka").mode("append")
         writing = writing.option("kafka.bootstrap.servers", servers).option("topic", topic)
+        # Rows are sent once they fill a batch: here a few do.
+        writing = writing.option("kafka.batch.size", "20000")
         writing.option("query", topic).option("batchId", batch).save()
 
     if case == "lost":
