@@ -144,7 +144,7 @@ def cleaned(app: App, up_to: int) -> None:
         ]
         return int(found[0]) if found else 0
 
-    eventually(lambda: at() >= up_to, "the cleaner has been there", deadline_s=3 * DEADLINE_S)
+    eventually(lambda: at() >= up_to, "the cleaner has been there", deadline_s=6 * DEADLINE_S)
 
 
 def fed_and_killed(app: App, pipeline: str | None = None) -> None:

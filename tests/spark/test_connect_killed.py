@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.thorough]
 # own log says that the batch is done.
 POINTS = [CrashPoint.WRITE_ROWS_SENT, CrashPoint.WRITE_COMMITTED, CrashPoint.WRITE_FINISHED]
 # A server, its client and Kafka start one after the other, on a machine that may be busy.
-BUSY_S = 3 * RUN_S
+BUSY_S = 2 * RUN_S
 
 
 def killed_at(point: CrashPoint, program: Program, folder: Path) -> None:
