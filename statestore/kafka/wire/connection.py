@@ -163,6 +163,11 @@ class Connection:
         self._pending.clear()
         self._socket.close()
 
+    def __del__(self) -> None:
+        """Close it where its owner was dropped without being closed."""
+        if hasattr(self, "_socket"):
+            self._socket.close()
+
     def has_more(self) -> bool:
         """Return whether bytes were taken from the socket that `read` has not seen."""
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
