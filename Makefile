@@ -84,6 +84,7 @@ bench: setup ## measure stores and tasks; figures go to .scratch/bench
 	@$(BIN)/python -m tests.bench.bench_cpu
 	@$(BIN)/python -m tests.bench.bench_epochs
 	@$(BIN)/python -m tests.bench.bench_lives
+	@$(BIN)/python -m tests.bench.bench_scale
 	@$(BIN)/python -m tests.bench.bench_relocation
 	@$(BIN)/python -m tests.bench.bench_serve
 	@$(BIN)/python -m tests.bench.bench_exports

@@ -25,11 +25,12 @@ _CONFIG = {
 
 
 class LogWriter(Protocol):
-    """Appends records outside of transactions, in order, each exactly once."""
+    """Appends records outside of transactions, in order, each exactly once: part of an outbox."""
 
-    def append(self, records: Sequence[Records]) -> Mapping[TopicPartition, int]:
-        """Return the offset after the last record of each partition, as far as brokers tell it."""
-
+    def begin(self) -> None: ...
+    def send(self, records: Records, *, tracked: bool = False) -> None: ...
+    def flush(self) -> None: ...
+    def ends(self) -> dict[TopicPartition, int]: ...
     def close(self) -> None: ...
 
 
@@ -62,16 +63,16 @@ class KafkaOutputLog:
     def append(self, entries: Sequence[LogEntryBytes]) -> dict[int, int]:
         """Append outside of transactions; return the offset after the last of each partition."""
         wanted = {TopicPartition(self._topic, entry.partition) for entry in entries}
-        ends: Mapping[TopicPartition, int] = {}
+        ends: dict[TopicPartition, int] = {}
         # The broker does not tell the offset of a record that the client had to send twice.
         while wanted - ends.keys():
-            now_ms = time_ns() // 1_000_000
-            ends = self._writer.append(
-                [
-                    Records(self._topic, [key], [value], [now_ms], partition)
-                    for partition, key, value in entries
-                ]
-            )
+            self._writer.begin()
+            for partition, key, value in entries:
+                now_ms = time_ns() // 1_000_000
+                records = Records(self._topic, [key], [value], [now_ms], partition)
+                self._writer.send(records, tracked=True)
+            self._writer.flush()
+            ends = self._writer.ends()
         return {tp.partition: end for tp, end in ends.items()}
 
     def read(self, partition: int, start: int, end: int) -> list[bytes | None]:

@@ -14,7 +14,6 @@ from statestore.kafka.groups import Groups
 from statestore.kafka.monitoring import KafkaMonitoringClient
 from statestore.kafka.outbox import NumberOf, PlainOutbox, TransactionalOutbox, no_number
 from statestore.kafka.output_log import KafkaOutputLog, LogWriter
-from statestore.kafka.plain_writer import PlainWriter
 from statestore.kafka.source import KafkaSource
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import KafkaClient
@@ -40,9 +39,9 @@ class OwnClient(Protocol):
         transactional_ids: Sequence[str],
         *,
         group_id: str | None,
-        inputs: Sequence[TopicPartition] = (),
-        number_of: NumberOf = no_number,
-        batch_bytes: int | None = None,
+        inputs: Sequence[TopicPartition],
+        number_of: NumberOf,
+        batch_bytes: int | None,
     ) -> Outbox: ...
     def source(self) -> Source: ...
     def writer(self) -> LogWriter: ...
@@ -79,23 +78,12 @@ class KafkaBrokers:
     def task_outbox(self, plan: TaskPlan, batch_bytes: int | None) -> Outbox:
         if not self._settings.exactly_once:
             return PlainOutbox(self._settings, group_id=self._group_id, batch_bytes=batch_bytes)
-        wire = self._wire()
-        if wire is not None:
-            return wire.outbox(
-                transactional_ids(self._group_id, plan.task_id),
-                group_id=self._group_id,
-                inputs=plan.inputs,
-                number_of=CommitStamp.number_in,
-                batch_bytes=batch_bytes,
-            )
-        return TransactionalOutbox(
-            self._settings,
-            transactional_ids=transactional_ids(self._group_id, plan.task_id),
+        return self._transactional(
+            transactional_ids(self._group_id, plan.task_id),
             group_id=self._group_id,
-            batch_bytes=batch_bytes,
             inputs=plan.inputs,
             number_of=CommitStamp.number_in,
-            groups=self._groups,
+            batch_bytes=batch_bytes,
         )
 
     def output_log(self, topic: str) -> OutputLog:
@@ -104,11 +92,7 @@ class KafkaBrokers:
 
     def output_outbox(self, transactional_id: str) -> Outbox:
         """An outbox for one transaction without input offsets."""
-        wire = self._wire()
-        if wire is not None:
-            return wire.outbox([transactional_id], group_id=None)
-        ids = [transactional_id]
-        return TransactionalOutbox(self._settings, transactional_ids=ids, group_id=None)
+        return self._transactional([transactional_id], group_id=None)
 
     def forget_topics(self) -> None:
         """Ask anew about topics: others may have changed them since."""
@@ -135,6 +119,34 @@ class KafkaBrokers:
         self._groups.close()
         self._admin.close()
 
+    def _transactional(
+        self,
+        transactional_ids: Sequence[str],
+        *,
+        group_id: str | None,
+        inputs: Sequence[TopicPartition] = (),
+        number_of: NumberOf = no_number,
+        batch_bytes: int | None = None,
+    ) -> Outbox:
+        wire = self._wire()
+        if wire is not None:
+            return wire.outbox(
+                transactional_ids,
+                group_id=group_id,
+                inputs=inputs,
+                number_of=number_of,
+                batch_bytes=batch_bytes,
+            )
+        return TransactionalOutbox(
+            self._settings,
+            transactional_ids=transactional_ids,
+            group_id=group_id,
+            batch_bytes=batch_bytes,
+            inputs=inputs,
+            number_of=number_of,
+            groups=self._groups,
+        )
+
     def _wire(self) -> OwnClient | None:
         """Return our own client, unless librdkafka was chosen or has to do what is asked."""
         if self._settings.kafka_client is not KafkaClient.WIRE:
@@ -151,8 +163,16 @@ class KafkaBrokers:
 
     @cached_property
     def _writer(self) -> LogWriter:
+        """Kept: a client of librdkafka waits for half a second before its first record.
+
+        It asks for a producer id before it is connected, and again after that time.
+        """
         wire = self._wire()
-        return PlainWriter(self._settings) if wire is None else wire.writer()
+        if wire is not None:
+            return wire.writer()
+        outbox = PlainOutbox(self._settings, group_id=self._group_id)
+        outbox.open()
+        return outbox
 
 
 def _wire_client(settings: Settings, groups: Groups) -> OwnClient | None:

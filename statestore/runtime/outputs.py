@@ -4,46 +4,22 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from statestore.ports import Outbox, OutputLog
 from statestore.runtime.brokers import KafkaBrokers
 from statestore.settings import Settings
 
-_kept: dict[tuple[int, str], "OutputClients"] = {}
+_kept: dict[tuple[int, str], KafkaBrokers] = {}
 """By process, because clients do not survive a fork, and by settings; used last comes last."""
 _KEPT_MAX = 4
 
 
-class OutputClients:
-    """The clients of one output: its log, and an outbox for each transaction."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._brokers = KafkaBrokers(settings)
-
-    def log(self, topic: str) -> OutputLog:
-        """Return the log of an output, in that topic."""
-        return self._brokers.output_log(topic)
-
-    def outbox(self, transactional_id: str) -> Outbox:
-        """Return an outbox for one transaction that has no input offsets; open and close it."""
-        return self._brokers.output_outbox(transactional_id)
-
-    def forget_topics(self) -> None:
-        """Ask anew about topics."""
-        self._brokers.forget_topics()
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._brokers.close()
-
-
 @contextmanager
-def output_clients(settings: Settings) -> Iterator[OutputClients]:
+def output_clients(settings: Settings) -> Iterator[KafkaBrokers]:
     """Give clients, which this process keeps for the next batch unless something fails.
 
     Spark uses its Python processes again and again, and connecting takes longer than a small batch.
     """
     place = os.getpid(), repr(sorted(settings.to_mapping().items()))
-    clients = _kept.pop(place, None) or OutputClients(settings)
+    clients = _kept.pop(place, None) or KafkaBrokers(settings)
     try:
         clients.forget_topics()
         yield clients

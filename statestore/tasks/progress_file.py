@@ -135,7 +135,6 @@ class ProgressFile:
         self._timed = Sums()
         self._written_s = self._looked_s = float("-inf")
         self._told: tuple[int | None, Standing] | None = None
-        self._has_commit = False
 
     def begin(self, committed: Tally | None) -> None:
         """Take in what the last commit says that was committed; call it before the first write."""
@@ -153,7 +152,8 @@ class ProgressFile:
         process that dies has got on if it committed. Return how far the task has come if it was
         written, so that others are told the same.
         """
-        is_first = report.last_commit_ms is not None and not self._has_commit
+        has_told_commit = self._told is not None and self._told[0] is not None
+        is_first = report.last_commit_ms is not None and not has_told_commit
         now_s = self._clock.monotonic()
         if now_s - self._looked_s < _EVERY_S and not is_first:
             return None
@@ -168,7 +168,6 @@ class ProgressFile:
         """Write the progress now, as at the end of a run."""
         self._written_s = self._looked_s = self._clock.monotonic()
         self._told = report.last_commit_ms, standing
-        self._has_commit = report.last_commit_ms is not None
         before, busy_s = self._before, report.process_seconds + report.commit_seconds
         own = report.records_in - report.records_before
         if self._serving:

@@ -232,8 +232,6 @@ class _Turns:
         self._sockets: list[Sequence[int]] = [()] * len(tasks)
         self._of_socket: dict[int, int] = {}
         self._due_s = [-math.inf] * len(tasks)
-        self._open: set[int] = set()
-        """The tasks that have something to commit."""
         self._has_rested = [False] * len(tasks)
         self._can_wait = True
         for place in range(len(tasks)):
@@ -297,13 +295,12 @@ class _Turns:
         """Commit what is due; if anything is, then also what will be due soon."""
         tasks, moved = [served.task for served in self._tasks], set(worked)
         if any(tasks[place].commit_is_due() for place in worked):
-            moved |= self._open
+            moved.update(place for place, task in enumerate(tasks) if task.has_open)
             together([tasks[place].committing() for place in sorted(moved)])
             for place in moved:
                 self._has_rested[place] = False
         for place in sorted(moved):
             self._tasks[place].note(self._tell)
-            (self._open.add if tasks[place].has_open else self._open.discard)(place)
             self._wait_for(place)
         if worked and tasks[worked[0]].others_are_asked:
             # One of them holds the memory that these need.

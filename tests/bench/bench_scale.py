@@ -1,6 +1,6 @@
 """What a stream task costs, whether or not it has work: one application of 1, 64 and more tasks.
 
-    python -m tests.bench.bench_scale [--tasks 1,64,1000] [--seconds 20]
+    python -m tests.bench.bench_scale [--tasks 1,64,256] [--seconds 20]
 
 One process without Spark runs a count by key continuously, exactly once, over a topic with as many
 partitions as there are tasks to be. Told are the process's memory, threads, files and connections
@@ -160,7 +160,7 @@ def measure(bench: Bench, kafka: LocalKafka, folder: Path, tasks: int, seconds: 
 
 
 @click.command()
-@click.option("--tasks", default="1,64,1000", show_default=True, help="Separated by commas.")
+@click.option("--tasks", default="1,64,256", show_default=True, help="Separated by commas.")
 @click.option("--seconds", default=20, show_default=True, help="Of each measurement.")
 def main(tasks: str, seconds: int) -> None:
     """Measure applications of so many stream tasks."""

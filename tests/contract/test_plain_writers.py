@@ -7,8 +7,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from statestore.errors import RecordFailed, TopicMissing, Unavailable
+from statestore.kafka.outbox import PlainOutbox
 from statestore.kafka.output_log import LogWriter
-from statestore.kafka.plain_writer import PlainWriter
 from statestore.kafka.wire.cluster import ClusterMap
 from statestore.kafka.wire.plain_writer import WirePlainWriter
 from statestore.model.ids import TopicPartition
@@ -23,8 +23,9 @@ pytestmark = pytest.mark.kafka
 
 def writer_of(client: KafkaClient, settings: Settings) -> Iterator[LogWriter]:
     if client is KafkaClient.LIBRDKAFKA:
-        with closing(PlainWriter(settings)) as writer:
-            yield writer
+        with closing(PlainOutbox(settings, group_id="none")) as outbox:
+            outbox.open()
+            yield outbox
         return
     with (
         closing(ClusterMap(settings, "producer")) as cluster,
@@ -47,12 +48,21 @@ def rows(topic: str, partition: int, *values: bytes) -> Records:
     return Records(topic, [b"k"] * len(values), list(values), [1] * len(values), partition)
 
 
+def appended(writer: LogWriter, *records: Records) -> dict[TopicPartition, int]:
+    """The ends of what was appended, as a log of an output does it."""
+    writer.begin()
+    for some in records:
+        writer.send(some, tracked=True)
+    writer.flush()
+    return writer.ends()
+
+
 def test_what_was_appended_is_there_in_order_and_its_ends_are_told(
     kafka_world: KafkaWorld, writer: LogWriter
 ) -> None:
     topic = kafka_world.topic(2)
-    first = writer.append([rows(topic, 0, b"a", b"b"), rows(topic, 1, b"c")])
-    second = writer.append([rows(topic, 0, b"d")])
+    first = appended(writer, rows(topic, 0, b"a", b"b"), rows(topic, 1, b"c"))
+    second = appended(writer, rows(topic, 0, b"d"))
     assert first == {TopicPartition(topic, 0): 2, TopicPartition(topic, 1): 1}
     assert second == {TopicPartition(topic, 0): 3}
     found = [(row.partition, row.value) for row in kafka_world.rows(topic)]
@@ -62,10 +72,10 @@ def test_what_was_appended_is_there_in_order_and_its_ends_are_told(
 def test_it_goes_on_after_an_error(kafka_world: KafkaWorld, writer: LogWriter) -> None:
     topic = kafka_world.topic()
     with pytest.raises((TopicMissing, RecordFailed)):
-        writer.append([rows(topic, 0, b"a"), rows("nowhere", 0, b"b")])
+        appended(writer, rows(topic, 0, b"a"), rows("nowhere", 0, b"b"))
     with pytest.raises(RecordFailed):
-        writer.append([rows(topic, 0, b"x" * 2_000_000)])
-    end = writer.append([rows(topic, 0, b"c")])[TopicPartition(topic, 0)]
+        appended(writer, rows(topic, 0, b"x" * 2_000_000))
+    end = appended(writer, rows(topic, 0, b"c"))[TopicPartition(topic, 0)]
     found = [row.value for row in kafka_world.rows(topic)]
     assert found[-1] == b"c"
     assert end == len(found)
@@ -76,12 +86,12 @@ def test_a_topic_that_was_made_anew_is_written_to(
     kafka_world: KafkaWorld, writer: LogWriter
 ) -> None:
     topic = kafka_world.topic()
-    writer.append([rows(topic, 0, b"a")])
+    appended(writer, rows(topic, 0, b"a"))
     admin = AdminClient({"bootstrap.servers": kafka_world.bootstrap_servers})
     admin.delete_topics([topic], operation_timeout=DEADLINE_S)[topic].result()
     kafka_world.kafka.create_topic(topic, 1)
     # The number of the next record is not 0, and the new log knows nothing of those before.
-    end = writer.append([rows(topic, 0, b"b")])
+    end = appended(writer, rows(topic, 0, b"b"))
     assert end == {TopicPartition(topic, 0): 1}
     assert [row.value for row in kafka_world.rows(topic)] == [b"b"]
 
@@ -91,4 +101,4 @@ def test_nobody_there_is_told(client: KafkaClient, kafka_world: KafkaWorld) -> N
     assert isinstance(nobody, KafkaWorld)
     for writer in writer_of(client, nobody.settings()):
         with pytest.raises(Unavailable, match="could not"):
-            writer.append([rows("topic", 0, b"a")])
+            appended(writer, rows("topic", 0, b"a"))

@@ -12,7 +12,7 @@ from statestore.errors import Fenced, Misuse, RecordFailed, TopicMissing
 from statestore.faults import CrashPoint, arm
 from statestore.kafka.outbox import PlainOutbox
 from statestore.ports import Records
-from statestore.runtime.outputs import OutputClients
+from statestore.runtime.brokers import KafkaBrokers
 from statestore.settings import Settings
 from statestore.spark.writing import attempts
 from statestore.spark.writing.encoding import Encoder
@@ -312,7 +312,7 @@ def test_without_transactions_the_same_kill_doubles_rows(
 ) -> None:
     settings = Settings.of(sink.plan.output.settings)
     monkeypatch.setattr(
-        OutputClients, "outbox", lambda _clients, _id: Unprotected(settings, group_id="none")
+        KafkaBrokers, "output_outbox", lambda _clients, _id: Unprotected(settings, group_id="none")
     )
     token = tmp_path / "killed"
     child = os.fork()

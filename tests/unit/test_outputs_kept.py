@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from statestore.runtime import outputs
-from statestore.runtime.outputs import OutputClients, close_outputs, output_clients
+from statestore.runtime.brokers import KafkaBrokers
+from statestore.runtime.outputs import close_outputs, output_clients
 from statestore.settings import Settings
 
 
@@ -22,22 +23,22 @@ def settings_of(query: str) -> Settings:
 
 
 @pytest.fixture(autouse=True)
-def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OutputClients]]:
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KafkaBrokers]]:
     """Those that were closed."""
-    found: list[OutputClients] = []
-    close = OutputClients.close
+    found: list[KafkaBrokers] = []
+    close = KafkaBrokers.close
 
-    def noted(clients: OutputClients) -> None:
+    def noted(clients: KafkaBrokers) -> None:
         found.append(clients)
         close(clients)
 
-    monkeypatch.setattr(OutputClients, "close", noted)
+    monkeypatch.setattr(KafkaBrokers, "close", noted)
     monkeypatch.setattr(outputs, "_kept", {})
     yield found
     close_outputs()
 
 
-def test_the_next_batch_has_the_clients_of_the_last_one(closed: list[OutputClients]) -> None:
+def test_the_next_batch_has_the_clients_of_the_last_one(closed: list[KafkaBrokers]) -> None:
     with output_clients(settings_of("a")) as first:
         pass
     with output_clients(settings_of("a")) as second:
@@ -46,7 +47,7 @@ def test_the_next_batch_has_the_clients_of_the_last_one(closed: list[OutputClien
     assert not closed
 
 
-def test_after_an_error_there_are_new_ones(closed: list[OutputClients]) -> None:
+def test_after_an_error_there_are_new_ones(closed: list[KafkaBrokers]) -> None:
     with pytest.raises(KeyError), output_clients(settings_of("a")) as first:
         raise KeyError
     assert closed == [first]
@@ -54,7 +55,7 @@ def test_after_an_error_there_are_new_ones(closed: list[OutputClients]) -> None:
         assert second is not first
 
 
-def test_only_those_used_last_are_kept(closed: list[OutputClients]) -> None:
+def test_only_those_used_last_are_kept(closed: list[KafkaBrokers]) -> None:
     made = []
     for number in range(20):
         with output_clients(settings_of(f"output-{number}")) as clients:
@@ -62,7 +63,7 @@ def test_only_those_used_last_are_kept(closed: list[OutputClients]) -> None:
     assert closed == made[: -outputs._KEPT_MAX]
 
 
-def test_threads_never_share_clients_nor_get_closed_ones(closed: list[OutputClients]) -> None:
+def test_threads_never_share_clients_nor_get_closed_ones(closed: list[KafkaBrokers]) -> None:
     in_use: set[int] = set()
     faults: list[str] = []
     lock = threading.Lock()

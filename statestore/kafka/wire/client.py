@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statestore.errors import BrokerTooOld, StateStoreError
 from statestore.kafka.clients import tell_unused
 from statestore.kafka.groups import Groups
-from statestore.kafka.outbox import NumberOf, no_number
+from statestore.kafka.outbox import NumberOf
 from statestore.kafka.wire import codec
 from statestore.kafka.wire.appends import AppendOptions
 from statestore.kafka.wire.cluster import ClusterMap
@@ -50,9 +50,9 @@ class WireClient:
         transactional_ids: Sequence[str],
         *,
         group_id: str | None,
-        inputs: Sequence[TopicPartition] = (),
-        number_of: NumberOf = no_number,
-        batch_bytes: int | None = None,
+        inputs: Sequence[TopicPartition],
+        number_of: NumberOf,
+        batch_bytes: int | None,
     ) -> Outbox:
         """Return an outbox with transactions; without a group it has no inputs."""
         return WireOutbox(

@@ -107,13 +107,7 @@ class PlainId(NamedTuple):
         """Ask any broker for a new one."""
         doing = "ask for a producer id"
         found = cluster.ask_any(
-            lambda link: InitProducerIdRequest(
-                version=link.version(InitProducerIdRequest, _OPEN_VERSION),
-                transactional_id=None,
-                transaction_timeout_ms=_NO_TIMEOUT,
-                producer_id=-1,
-                producer_epoch=-1,
-            ),
+            _opening(None, _NO_TIMEOUT),
             InitProducerIdResponse,
             lambda answer: int(answer.error_code),
             doing,
@@ -144,13 +138,7 @@ class TransactionalId:
         self.producer_id = self.epoch = -1
         doing = f"open the transactional id {self.name}"
         answer = self.coordinator.ask(
-            lambda link: InitProducerIdRequest(
-                version=link.version(InitProducerIdRequest, _OPEN_VERSION),
-                transactional_id=self.name,
-                transaction_timeout_ms=self._timeout_ms,
-                producer_id=-1,
-                producer_epoch=-1,
-            ),
+            _opening(self.name, self._timeout_ms),
             InitProducerIdResponse,
             lambda answer: int(answer.error_code),
             doing,
@@ -195,6 +183,17 @@ class TransactionalId:
             producer_epoch=self.epoch,
             committed=commit,
         )
+
+
+def _opening(name: str | None, timeout_ms: int) -> Make:
+    """Make the request for a producer id: a new one, or that of a transactional id."""
+    return lambda link: InitProducerIdRequest(
+        version=link.version(InitProducerIdRequest, _OPEN_VERSION),
+        transactional_id=name,
+        transaction_timeout_ms=timeout_ms,
+        producer_id=-1,
+        producer_epoch=-1,
+    )
 
 
 def refusal(code: int, doing: str) -> StateStoreError:

@@ -236,9 +236,7 @@ class Fetcher:
             if broker.free_s() <= now_s:
                 ready = [log for log in found if log.again.at_s <= now_s]
                 if ready:
-                    led = sum(log.leader is None or log.leader.node == node for log in logs)
-                    may_rest = len(ready) == len(logs)
-                    self._ask(node, broker, ready, is_all=led == len(ready), may_rest=may_rest)
+                    self._ask(node, broker, ready, self._wait_ms(node, broker, ready, logs))
         return self._next_try_s(wanted)
 
     def receive(self, until_s: float) -> bool:
@@ -341,23 +339,25 @@ class Fetcher:
 
     # Fetches and their answers.
 
-    def _ask(
+    def _wait_ms(
         self,
         node: int,
         broker: _Broker,
-        logs: list[PartitionLog],
-        *,
-        is_all: bool,
-        may_rest: bool,
-    ) -> None:
-        """Ask a broker for logs: for all that it leads, and for all that there are (`may_rest`)."""
+        ready: Collection[PartitionLog],
+        logs: Collection[PartitionLog],
+    ) -> int:
+        """Return how long a broker may wait that is asked for those of the logs that are ready."""
         limits = self._limits
-        if any(log.log_end < 0 for log in logs):
-            wait_ms = 0  # the answer tells the log's end, even if there is nothing more
-        else:
-            # Nobody is asked on behalf of a log that comes to lead here meanwhile.
-            patience_ms = limits.patience_ms(broker.empty) if may_rest else limits.wait_ms
-            wait_ms = patience_ms if is_all else min(limits.wait_ms, _PART_WAIT_MS)
+        if any(log.log_end < 0 for log in ready):
+            return 0  # the answer tells the log's end, even if there is nothing more
+        if len(ready) == len(logs):
+            return limits.patience_ms(broker.empty)
+        # A log that comes to be led there has to wait as long.
+        led = sum(log.leader is None or log.leader.node == node for log in logs)
+        return limits.wait_ms if led == len(ready) else min(limits.wait_ms, _PART_WAIT_MS)
+
+    def _ask(self, node: int, broker: _Broker, logs: list[PartitionLog], wait_ms: int) -> None:
+        limits = self._limits
         began_s = monotonic()
         deadline_s = began_s + min(broker.again.patience_s(), self._cluster.timeout_s)
         try:

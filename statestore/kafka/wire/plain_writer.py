@@ -1,6 +1,5 @@
 """Appends a few records at a time outside of transactions, over our own connections."""
 
-from collections.abc import Mapping, Sequence
 from time import monotonic
 
 from statestore.kafka.wire.appends import AppendOptions, Appends
@@ -19,19 +18,27 @@ class WirePlainWriter:
         self._cluster = cluster
         self._links = Links(cluster)
         self._appends = Appends(cluster, self._links, AppendOptions.of(settings, None))
-        self._is_open = False
+        self._is_settled = False
+        """Whether all that was sent with the present producer id was acknowledged."""
 
-    def append(self, records: Sequence[Records]) -> Mapping[TopicPartition, int]:
-        """Append in order; after an error the next call has a new producer id."""
-        deadline_s = monotonic() + self._cluster.timeout_s
-        is_open, self._is_open = self._is_open, False
-        if not is_open:
+    def begin(self) -> None:
+        """Forget the ends of before; after an error there is a new producer id."""
+        if not self._is_settled:
             self._appends.begin(PlainId.of(self._cluster))
         self._appends.ends.clear()
-        for some in records:
-            self._appends.add(some, tracked=True)
-        self._appends.finish(deadline_s)
-        self._is_open = True
+
+    def send(self, records: Records, *, tracked: bool = False) -> None:
+        """Append records in order; see `ports.Outbox`."""
+        self._is_settled = False
+        self._appends.add(records, tracked=tracked)
+
+    def flush(self) -> None:
+        """Wait until every record sent is acknowledged; raise the first failure."""
+        self._appends.finish(monotonic() + self._cluster.timeout_s)
+        self._is_settled = True
+
+    def ends(self) -> dict[TopicPartition, int]:
+        """Return the offset after the last record of each tracked partition since `begin`."""
         return dict(self._appends.ends)
 
     def close(self) -> None:

@@ -26,7 +26,8 @@ from statestore.errors import CommitUnknown, Misuse, RecordFailed, StateStoreErr
 from statestore.faults import CrashPoint, reach
 from statestore.model.records import Header
 from statestore.ports import LogEntryBytes, Outbox, OutputLog, Records
-from statestore.runtime.outputs import OutputClients, output_clients
+from statestore.runtime.brokers import KafkaBrokers
+from statestore.runtime.outputs import output_clients
 from statestore.settings import Settings
 from statestore.spark.writing.markers import (
     CLAIMS,
@@ -338,7 +339,7 @@ def _claimed(attempt: WriteAttempt, part: WritePart) -> Iterator[tuple[_Claim, D
     """Open the partition's id, then say so, then read; the order matters (see the top)."""
     output = attempt.output
     with _opened(output) as (log, clients):
-        outbox = clients.outbox(output.transactional_id(part.partition))
+        outbox = clients.output_outbox(output.transactional_id(part.partition))
         try:
             outbox.open()
             ends = _appended(log, Intent(attempt.name, part.partition))
@@ -353,9 +354,9 @@ def _claimed(attempt: WriteAttempt, part: WritePart) -> Iterator[tuple[_Claim, D
 
 
 @contextmanager
-def _opened(output: Output) -> Iterator[tuple[OutputLog, OutputClients]]:
+def _opened(output: Output) -> Iterator[tuple[OutputLog, KafkaBrokers]]:
     with output_clients(Settings.of(output.settings)) as clients:
-        yield clients.log(output.marker_topic), clients
+        yield clients.output_log(output.marker_topic), clients
 
 
 def _appended(log: OutputLog, entry: Entry) -> dict[int, int]:
