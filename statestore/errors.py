@@ -23,6 +23,7 @@
     ├── TopologyMismatch                    3  fail         state on disk is of another topology
     ├── Fenced                              4  fail         a newer owner took over
     ├── RecordFailed                        5  fail         a record cannot be processed
+    │   ├── InputLost                                       an input was purged or created again
     │   └── MalformedRecords                                a broker's bytes are no record batches
     ├── Locked                              6  retry later  another process owns it
     ├── Unavailable                         7  retry        a broker or peer did not answer in time
@@ -75,6 +76,7 @@ __all__ = [
     "Fenced",
     "FormatTooNew",
     "HostFailure",
+    "InputLost",
     "InvalidSetting",
     "InvalidTopology",
     "Locked",
@@ -222,6 +224,10 @@ class RecordFailed(StateStoreError):
     action = Action.FAIL
     at: int | None = None
     """The index of the failed record among those sent together; None if it is not known."""
+
+
+class InputLost(RecordFailed):
+    """An input no longer has the offset that comes next: purged, cut off or created again."""
 
 
 class MalformedRecords(RecordFailed):

@@ -6,6 +6,7 @@ have. Run it as a script with the number of the socket that it is asked through.
 """
 
 import array
+import faulthandler
 import gc
 import json
 import os
@@ -120,6 +121,7 @@ def _become(wanted: Wanted, base: list[str]) -> None:
     for number, file in enumerate(wanted.files):
         os.dup2(file, number)
         os.close(file)
+    faulthandler.enable()  # SIGABRT tells where each thread stands
     os.chdir(wanted.cwd)
     os.environ.clear()
     os.environ.update(wanted.environment)

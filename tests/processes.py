@@ -31,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 _File = int | IO[str] | IO[bytes] | None
 _READ_BYTES = 1 << 16
+# Above what a busy machine needs for the longest run.
+_END_S = 300
 
 
 class Process:
@@ -250,6 +252,16 @@ class _Server:
         """Let it end."""
         self._socket.close()
         self._process.wait()
+
+
+def outputs_of(process: AnyProcess) -> tuple[str, str]:
+    """Both outputs of a process, at its end; where each thread stands, if it does not end."""
+    try:
+        return process.communicate(timeout=_END_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        _, err = process.communicate(timeout=_END_S)
+        raise AssertionError(f"{process.args!r} has not ended: {err[-20_000:]}") from None
 
 
 @cache

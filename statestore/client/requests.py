@@ -14,6 +14,7 @@ import tenacity
 
 from statestore import errors
 from statestore.errors import UNREADABLE, Misuse, NotAuthorized, StateStoreError, Unavailable
+from statestore.model.decoders import json_decoder
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.modes import Time, to_ms
 from statestore.model.served import Freshness, ServedRow
@@ -157,7 +158,7 @@ class ClientBase:
             return response.content
         problem = _Problem()
         with suppress(*UNREADABLE):  # Something in between may have answered.
-            problem = msgspec.json.decode(response.content, type=_Problem)
+            problem = json_decoder(_Problem).decode(response.content)
         kind = getattr(errors, problem.error, None)
         if isinstance(kind, type) and issubclass(kind, StateStoreError):
             raise kind(problem.detail)
@@ -245,7 +246,7 @@ def _inner(serde: str) -> str:
 def read(data: bytes, kind: type[T]) -> T:
     """Read an answer; Unavailable if it is not one."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return json_decoder(kind).decode(data)
     except UNREADABLE as error:
         raise Unavailable(f"the answer is not that of a server of state: {error}") from error
 

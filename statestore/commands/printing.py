@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from statestore.model.decoders import json_decoder
 from statestore.model.texts import field_text, time_text
 
 _TIME = "_ms"
@@ -52,7 +53,7 @@ def text_of(item: Any) -> str:
         return item
     text = json_text(item)
     # What is a string in JSON, such as a date, is shown as strings are.
-    return msgspec.json.decode(text, type=str) if text.startswith('"') else text
+    return json_decoder(str).decode(text) if text.startswith('"') else text
 
 
 def json_text(item: Any) -> str:

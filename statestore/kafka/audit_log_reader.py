@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import InvalidSetting, Misuse, TopicMissing, Unavailable
+from statestore.model.decoders import json_decoder
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header
 from statestore.ports import Bounds, LogRecords
@@ -195,7 +196,7 @@ class _BrokerCall:
             self._complaint = error
 
     def _on_statistics(self, statistics: str) -> None:
-        topics = _DECODER.decode(statistics).topics.values()
+        topics = _decode(statistics).topics.values()
         fetched = {at.next_offset for topic in topics for at in topic.partitions.values()}
         if fetched != self._fetched:
             self._fetched = fetched
@@ -214,4 +215,4 @@ class _FetchStatistics(msgspec.Struct):
     topics: dict[str, _FetchedTopic] = {}
 
 
-_DECODER = msgspec.json.Decoder(_FetchStatistics)
+_decode = json_decoder(_FetchStatistics).decode

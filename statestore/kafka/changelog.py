@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from time import monotonic
 
-from statestore.errors import MalformedRecords, RecordFailed, TaskCorrupted, Unavailable
+from statestore.errors import InputLost, MalformedRecords, TaskCorrupted, Unavailable
 from statestore.kafka.admin import Admin
 from statestore.kafka.source import KafkaSource
 from statestore.model.batch import Batch, Column
@@ -60,7 +60,7 @@ class KafkaChangelog:
                         "damaged, on the broker or on its way here: run again, and if it stays so, "
                         "check the disks of the brokers"
                     ) from damaged
-                except RecordFailed as gone:
+                except InputLost as gone:
                     raise TaskCorrupted(
                         f"changelog {tp} does not have offset {at}: it was purged, truncated or "
                         "created again: the store must be restored from the log's start"

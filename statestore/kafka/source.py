@@ -16,10 +16,11 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from statestore.errors import RecordFailed
+from statestore.errors import InputLost
 from statestore.kafka.clients import Trouble, consumer
 from statestore.kafka.error_codes import error_for, translated
 from statestore.model.batch import Batch, Column, LazyColumn
+from statestore.model.decoders import json_decoder
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header
 from statestore.settings import Settings
@@ -116,7 +117,7 @@ def _headers(message: Message) -> tuple[Header, ...]:
 class KafkaSource:
     """`ports.Source` on a real broker.
 
-    If the log no longer has an offset, the next `poll` raises RecordFailed: input was lost, and
+    If the log no longer has an offset, the next `poll` raises InputLost: input was lost, and
     continuing would hide that.
     """
 
@@ -270,7 +271,7 @@ class KafkaSource:
                 end = self._log_ends[tp] = _offset_of(event)
                 self._positions[tp] = max(end, self._positions[tp])
             case KafkaError._AUTO_OFFSET_RESET | KafkaError.OFFSET_OUT_OF_RANGE:
-                raise RecordFailed(
+                raise InputLost(
                     f"input {tp} does not have offset {self._positions[tp]}, where the last commit "
                     f"ended ({error.str()}): the topic was purged, truncated or created again, so "
                     "input is lost: reset the group's offsets to continue without it"
@@ -361,7 +362,7 @@ class _Statistics(msgspec.Struct):
     topics: dict[str, _Topic] = {}
 
 
-_DECODER = msgspec.json.Decoder(_Statistics)
+_decode = json_decoder(_Statistics).decode
 
 
 class Fetching:
@@ -378,7 +379,7 @@ class Fetching:
 
     def __call__(self, statistics: str) -> None:
         """Take in the client's statistics."""
-        found = _DECODER.decode(statistics)
+        found = _decode(statistics)
         for topic, described in found.topics.items():
             for partition, at in described.partitions.items():
                 tp = TopicPartition(topic, int(partition))

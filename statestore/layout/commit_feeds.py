@@ -22,6 +22,7 @@ import msgspec
 from statestore.errors import UNREADABLE, HostFailure
 from statestore.layout.documents import Count, StoreName, TimeMs
 from statestore.layout.files import read_whole, write_whole
+from statestore.model.decoders import msgpack_decoder
 
 Rows = dict[bytes, bytes | None]
 Spans = dict[str, list[tuple[bytes, bytes]]]
@@ -155,7 +156,7 @@ class FeedReader:
         except OSError as error:
             raise HostFailure(f"cannot read {path}: {error.strerror}") from error
         try:
-            commit = msgspec.msgpack.decode(data, type=FedCommit)
+            commit = msgpack_decoder(FedCommit).decode(data)
         except UNREADABLE as error:
             raise HostFailure(f"{path} is not a commit: {error}") from error
         self._next += 1

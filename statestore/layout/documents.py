@@ -18,6 +18,7 @@ from msgspec import Meta, inspect
 
 from statestore.errors import UNREADABLE, FormatTooNew, HostFailure, StateStoreError
 from statestore.layout.files import opener, read_whole
+from statestore.model.decoders import converted, json_decoder
 
 T = TypeVar("T")
 _TEXT_MAX: Final = 1 << 20
@@ -118,7 +119,7 @@ def read_lines(path: Path, kind: type[T], *, most_bytes: int) -> list[T]:
 def fits(text: str, kind: Any) -> bool:
     """Return whether a name from elsewhere, such as a listing of files, is of that type."""
     try:
-        msgspec.convert(text, kind)
+        converted(text, kind)
     except msgspec.ValidationError:
         return False
     return True
@@ -129,9 +130,9 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 @functools.cache
-def _decoder(kind: Any) -> "msgspec.json.Decoder[Any]":
+def _decoder(kind: Any) -> Any:
     _check(inspect.type_info(kind), str(kind))
-    return msgspec.json.Decoder(kind)
+    return json_decoder(kind)
 
 
 def _check(kind: inspect.Type, where: str) -> None:

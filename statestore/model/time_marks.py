@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from statestore.errors import UNREADABLE, RecordFailed
+from statestore.model.decoders import msgpack_decoder
 
 _INT64_MAX: Final = (1 << 63) - 1
 _BEGINS: Final = bytes.fromhex("9f1e53746d61726b01c7d2a84be0657d")
@@ -35,7 +36,7 @@ class TimeMark(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(TimeMark).decode
+_decode = msgpack_decoder(TimeMark).decode
 
 
 def key_of(mark: TimeMark) -> bytes:

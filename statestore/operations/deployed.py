@@ -15,6 +15,7 @@ from statestore.errors import InvalidTopology
 from statestore.layout import documents, files
 from statestore.layout.documents import Count, Ordinal, StoreName, Text, Topic, Word
 from statestore.layout.folders import StateLayout
+from statestore.model.decoders import converted
 from statestore.model.ids import TaskId
 from statestore.model.modes import ProcessingGuarantee
 from statestore.model.records import Schema
@@ -239,7 +240,7 @@ def describe_deployment(
             f"the topology has {count} stream tasks, and an application has at most {TASKS_MAX}: "
             "divide it, or read topics of fewer partitions"
         )
-    said = msgspec.convert(topology.deployed(), Deployed)
+    said = converted(topology.deployed(), Deployed)
     parts = [
         msgspec.structs.replace(part, tasks=len(tasks[part.ordinal]) if tasks else None)
         for part in said.sub_topologies

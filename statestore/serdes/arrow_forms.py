@@ -16,6 +16,7 @@ import pyarrow.compute
 
 from statestore.errors import Misuse
 from statestore.model.arrow_columns import Rows, pylist
+from statestore.model.decoders import users_decoder
 from statestore.serdes.value_types import name_of
 
 # What Arrow takes as it is.
@@ -60,7 +61,7 @@ class TypedForm:
         self.type = _type_of(info, name_of(kind), ())
         self._read = deserialize
         self._write = write
-        self._decoder = msgspec.json.Decoder(kind)
+        self._decoder = users_decoder(kind)
         self._fields = _fields_of(info, self.type)
         self._sure = write is None and _says_all(info)
         self._required = _required(info)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from statestore.model.decoders import json_decoder, users_decoder
 from statestore.model.records import ArrowForm
 from statestore.serdes.arrow_forms import JsonText, TypedForm
 
@@ -29,10 +30,10 @@ _PLAIN: dict[str, Any] = {"integer": int, "number": float, "boolean": bool, "nul
 
 def form_of_schema(text: str) -> ArrowForm:
     """Return how columns are read whose JSON this schema describes; Misuse if Arrow has no form."""
-    schema = msgspec.json.decode(text, type=dict[str, Any])
+    schema = json_decoder(dict[str, Any]).decode(text)
     named = schema.get("$defs", {})
     kind = _Types(named, zoned=not _is_pydantics([schema, *named.values()])).of(schema)
-    return TypedForm(kind, msgspec.json.Decoder(kind, dec_hook=_as_text).decode)
+    return TypedForm(kind, users_decoder(kind, _as_text).decode)
 
 
 def _as_text(_kind: type, found: Any) -> JsonText:
@@ -119,11 +120,11 @@ def _with_default(kind: Any, schema: Any) -> tuple[Any, Any]:
         return reduce(or_, (kind, None)), None
     if kind is JsonText:
         return kind, _as_text(JsonText, given)
-    default = msgspec.convert(given, kind, dec_hook=_as_text, builtin_types=())
+    read = users_decoder(kind, _as_text).decode
+    copied = msgspec.json.encode(given)
+    default = read(copied)
     if isinstance(default, str | int | float | bool | bytes):
         return kind, default
-    copied = msgspec.json.encode(given)
-    read = msgspec.json.Decoder(kind, dec_hook=_as_text).decode
     return kind, msgspec.field(default_factory=lambda: read(copied))
 
 

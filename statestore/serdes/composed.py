@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from statestore.model.decoders import msgpack_decoder
 from statestore.model.modes import PunctuationType
 from statestore.model.records import (
     AT_TIME_BYTES,
@@ -42,7 +43,7 @@ _INT64 = struct.Struct(">q")
 _TIME_AND_NUMBER = struct.Struct(">QQ")
 _TIME_BIAS = 1 << 63
 _msgpack = msgspec.msgpack.Encoder(order="deterministic")
-_count_windows = msgspec.msgpack.Decoder(list[tuple[int, int, int, bytes | None]])
+_count_windows = msgpack_decoder(list[tuple[int, int, int, bytes | None]]).decode
 
 
 def placed_by(name: str) -> Place | None:
@@ -352,7 +353,7 @@ def count_windows(value_serde: Serde[Any]) -> Serde[list[CountWindow]]:
         def read(data: bytes) -> list[CountWindow]:
             return [
                 CountWindow(size, records, time_ms, None if value is None else deserialize(value))
-                for size, records, time_ms, value in _count_windows.decode(data)
+                for size, records, time_ms, value in _count_windows(data)
             ]
 
         return write, read

@@ -4,11 +4,11 @@ import datetime as dt
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
-from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
+from statestore.model.decoders import users_conversion
 from statestore.serdes.value_types import checked, name_of
 
 # What Avro's logical types are in Python; they are left as they are.
@@ -41,7 +41,7 @@ def objects_of(kind: Any) -> Objects:
         def to_dict(value: Any) -> Any:
             return msgspec.to_builtins(value, builtin_types=_LEFT)
 
-        load = partial(msgspec.convert, type=kind, builtin_types=_LEFT)
+        load = users_conversion(kind, _LEFT)
 
     def dump(value: Any) -> Any:
         if not isinstance(value, klass):

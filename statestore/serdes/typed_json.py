@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from statestore.errors import Misuse
+from statestore.model.decoders import users_decoder
 from statestore.model.records import ArrowForm, Functions, Schema, Serde
 from statestore.serdes.value_types import checked, name_of
 
@@ -105,7 +106,7 @@ def _without_ref(schema: dict[str, Any]) -> dict[str, Any]:
 def _by_msgspec(kind: Any) -> tuple[Schema, Functions[Any]]:
     try:
         schema = Schema("JSON", _sorted(msgspec.json.schema(kind)).decode())
-        decode = msgspec.json.Decoder(kind).decode
+        decode = users_decoder(kind).decode
     except (TypeError, ValueError, NameError) as error:
         why = str(error).splitlines()[-1]
         raise Misuse(

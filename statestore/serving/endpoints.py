@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from statestore import __version__
 from statestore.errors import Misuse
+from statestore.model.decoders import converted
 from statestore.serving.documents import ARROW, Problem, RowsAnswer
 from statestore.serving.gate import PROBLEM
 
@@ -114,7 +115,7 @@ def read_query(kind: type[Q], query_string: bytes) -> Q:
         known = ", ".join(sorted(readers))
         raise Misuse(f"there is no parameter {unknown[0]!r} here: use {known}")
     try:
-        return msgspec.convert({name: readers[name](found) for name, found in texts.items()}, kind)
+        return converted({name: readers[name](found) for name, found in texts.items()}, kind)
     except msgspec.ValidationError as error:
         # Both of msgspec's messages end with the name.
         name, said = re.findall(r"\w+", str(error))[-1], str(error).partition(" - at ")[0]

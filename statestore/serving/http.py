@@ -22,6 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from statestore.errors import UNREADABLE, Misuse, NotUpToBound, StateStoreError, Unavailable
+from statestore.model.decoders import json_decoder
 from statestore.model.ids import TopicPartition
 from statestore.serving import requests
 from statestore.serving.access import ServeLimits, Tokens
@@ -185,7 +186,7 @@ class _Face:
                 f"the body was not here within {timeout_s:g} s: send it again"
             ) from error
         try:
-            return msgspec.json.decode(data, type=requests.ManyKeys)
+            return json_decoder(requests.ManyKeys).decode(data)
         except UNREADABLE as error:
             raise Misuse(f'body: {error}: send JSON such as {{"keys": ["a", "b"]}}') from error
 

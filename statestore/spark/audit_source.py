@@ -17,6 +17,7 @@ from statestore.commands.arguments import StateArguments
 from statestore.errors import ExportDamaged, TaskCorrupted
 from statestore.layout.activity_files import Unit
 from statestore.model.batch import in_lots
+from statestore.model.decoders import json_decoder
 from statestore.operations.activities import activities_in
 from statestore.operations.audits.audit import KeyTexts
 from statestore.operations.audits.both_sides import AuditRows, Subject, placing_keys
@@ -89,8 +90,8 @@ class AuditReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._side = options["audit"]
-        self._subjects = msgspec.json.decode(options["subjects"], type=list[Subject])
-        self._arguments = msgspec.json.decode(options["arguments"], type=StateArguments)
+        self._subjects = json_decoder(list[Subject]).decode(options["subjects"])
+        self._arguments = json_decoder(StateArguments).decode(options["arguments"])
 
     def partitions(self) -> list[InputPartition]:
         """One per subject."""

@@ -11,13 +11,13 @@ import logging
 from typing import Any, NoReturn
 
 import click
-import msgspec
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from statestore.cli import set_up_logging
 from statestore.commands.arguments import export_options, parse_exports
 from statestore.commands.exports import export_result, json_option, showing_results
 from statestore.commands.progress import logged_activities
+from statestore.model.decoders import json_decoder
 from statestore.operations.exports.create import Export
 from statestore.spark.program import run_program
 from statestore.spark.session import raise_first_error, spark_session
@@ -43,7 +43,7 @@ def command(*, as_json: bool, **flags: Any) -> None:
             frame = spark.range(0, len(tasks), 1, len(tasks))
             with logged_activities(runtime):
                 rows = frame.mapInArrow(store, from_arrow_schema(SCHEMA)).collect()
-            stored = [msgspec.json.decode(row.stored, type=Stored) for row in rows]
+            stored = [json_decoder(Stored).decode(row.stored) for row in rows]
             raise_first_error(one.error for one in stored)
             parts = [one.part for one in stored if one.part is not None]
             tell(*export_result(export.publish(begun, parts)))

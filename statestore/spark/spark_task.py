@@ -24,6 +24,7 @@ from statestore import __version__
 from statestore.commands.arguments import RunArguments
 from statestore.errors import Action, Locked, Misuse, StateStoreError, failure_fields
 from statestore.faults import arm
+from statestore.model.decoders import json_decoder
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.running.run import PlannedTask, RunRequest
 from statestore.operations.running.runner import serve_planned
@@ -92,7 +93,7 @@ def serving(
     def serve_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                yield _rows(_serve(msgspec.json.decode(plans[number], type=PlanRow), topology))
+                yield _rows(_serve(json_decoder(PlanRow).decode(plans[number]), topology))
 
     return serve_partition
 

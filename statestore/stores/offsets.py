@@ -24,6 +24,7 @@ from operator import index
 import msgspec
 
 from statestore.errors import UNREADABLE, FormatTooNew, Misuse, TaskCorrupted
+from statestore.model.decoders import json_decoder
 from statestore.model.ids import Position, TopicPartition
 from statestore.ports import Table
 
@@ -132,7 +133,7 @@ def read_format(table: Table, where: str) -> Format | None:
     if data is None:
         return None
     try:
-        return msgspec.json.decode(data, type=Format)
+        return json_decoder(Format).decode(data)
     except UNREADABLE as error:
         raise TaskCorrupted(f"{where}: format row is not readable: {error}") from error
 

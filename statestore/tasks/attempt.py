@@ -432,8 +432,10 @@ class RetryBudget:
                 raise error
             raise Unavailable(
                 f"task {self._task}: {self._failures} transactions in a row expired, the last with "
-                f"batches of {self.batch_size.cap} records: raise transaction.timeout.ms, or "
-                "lower statestore.batch.max.records or commit.interval.ms"
+                f"batches of {self.batch_size.cap} records, or were taken over: raise "
+                "transaction.timeout.ms, or lower statestore.batch.max.records or "
+                "commit.interval.ms; and end any other run of this application that has a "
+                "state dir of its own"
             ) from error
         if isinstance(error, Fenced | CommitUnknown):
             self.batch_size.halve()

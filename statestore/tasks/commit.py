@@ -31,6 +31,7 @@ from msgspec.structs import replace
 
 from statestore.errors import UNREADABLE, CommitUnknown, Fenced, Misuse, RecordFailed
 from statestore.faults import CrashPoint, reach
+from statestore.model.decoders import json_decoder
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.ports import Changelog, Cluster, GroupOffset, Outbox
@@ -100,7 +101,7 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
     def read(cls, offset: GroupOffset) -> "CommitStamp | None":
         """Return the stamp that a committed input offset carries; None if it carries none."""
         try:
-            return msgspec.json.decode(offset.metadata, type=cls)
+            return json_decoder(cls).decode(offset.metadata)
         except UNREADABLE:
             return None
 
@@ -112,7 +113,7 @@ class CommitStamp(msgspec.Struct, frozen=True, omit_defaults=True):
         that nobody had committed since.
         """
         try:
-            return msgspec.json.decode(metadata, type=cls).number if metadata else 0
+            return json_decoder(cls).decode(metadata).number if metadata else 0
         except UNREADABLE:
             raise _foreign("a committed input offset", metadata) from None
 

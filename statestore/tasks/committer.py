@@ -106,6 +106,14 @@ class Committer:
             self.tally = told
         self._checkpoint.seen(group)
 
+    def was_overtaken(self) -> bool:
+        """Return whether another owner has committed inputs beyond our last commit.
+
+        An owner with a state dir of its own is noticed by nothing else before this one commits.
+        """
+        found = self._edges.cluster.group_offsets(self._plan.inputs, stable=False)
+        return any(at.offset > self.offsets.get(tp, at.offset) for tp, at in found.items())
+
     def begin(self) -> None:
         """Open a transaction, unless one is open; call it before anything is written."""
         if not self._begun:

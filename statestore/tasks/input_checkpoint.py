@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from statestore.errors import RecordFailed
+from statestore.errors import InputLost, RecordFailed
 from statestore.faults import CrashPoint, reach
 from statestore.layout import documents
 from statestore.layout.documents import Count, Ordinal, TimeMs, Topic
@@ -190,9 +190,9 @@ def committed_inputs(
     return CommittedInputs(offsets, stamp, group, times, channels_in(committed))
 
 
-def truncated(tp: TopicPartition, *, end: int, committed: int) -> RecordFailed:
+def truncated(tp: TopicPartition, *, end: int, committed: int) -> InputLost:
     """Return the error for an input whose log ends before the group's offset."""
-    return RecordFailed(
+    return InputLost(
         f"input {tp} ends at offset {end}, the last commit ended at {committed}: the topic was "
         "truncated or created again, so input is lost: reset the group's offsets to go on without "
         "it"

@@ -26,6 +26,7 @@ from typing import Self
 from statestore.errors import (
     CommitUnknown,
     Fenced,
+    InputLost,
     Misuse,
     StateStoreError,
     TaskCorrupted,
@@ -437,6 +438,15 @@ class StreamTask:
         except Rehearsed:
             self._ownership.check()
             self._poison.rehearsed()
+        except InputLost as lost:
+            self._ownership.check(lost)
+            if not self._committer.was_overtaken():
+                raise
+            # What is between two steps is purged once it is committed, here by the other owner.
+            raise Fenced(
+                f"task {self._plan.task_id}: another owner has committed its inputs meanwhile, "
+                "which are purged up to there"
+            ) from lost
         yield Pause.FAILED
         self._undo()
         return 0

@@ -19,6 +19,7 @@ import psutil
 
 from statestore.commands.help import CommandGroup
 from statestore.errors import UNREADABLE, HostFailure, Locked, Misuse
+from statestore.model.decoders import json_decoder
 from statestore.testing.kafka_jars import kafka_libs, scratch_dir
 from statestore.testing.kafka_node import (
     HOST,
@@ -251,7 +252,7 @@ def _record(home: Path) -> Path:
 def _read(home: Path) -> RunningBroker | None:
     """The last recorded broker; None if there is none."""
     try:
-        return msgspec.json.decode(_record(home).read_bytes(), type=RunningBroker)
+        return json_decoder(RunningBroker).decode(_record(home).read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, *UNREADABLE) as failure:

@@ -9,8 +9,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 from statestore.errors import (
+    InputLost,
     NotCopartitioned,
-    RecordFailed,
     TaskCorrupted,
     Unavailable,
 )
@@ -237,7 +237,7 @@ class MemorySource:
     def _read(self, tp: TopicPartition, room: int) -> list[LogEntry]:
         log, position = self._state.log(tp), self._positions[tp]
         if not log.holds(position):
-            raise RecordFailed(
+            raise InputLost(
                 f"input {tp} holds no record at offset {position}: the log goes from {log.start} "
                 f"to {log.end}"
             )
@@ -271,7 +271,7 @@ class MemoryChangelog:
         while at < end:
             try:
                 batches = source.poll(_STRETCH_RECORDS, 0)
-            except RecordFailed as gone:
+            except InputLost as gone:
                 raise TaskCorrupted(f"changelog {tp} holds no offset {at}") from gone
             if source.position(tp) == at:
                 raise Unavailable(

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-
+from statestore.model.decoders import msgpack_decoder
 from statestore.serdes import composed
 from statestore.stores.specs import MovedRow
 
@@ -19,7 +18,7 @@ _TIMES: Final = struct.Struct(">qqqq")
 _PAIR: Final = struct.Struct(">QQ")
 _NUMBER: Final = struct.Struct(">Q")
 _TIME_BYTES: Final = 8
-_decode = msgspec.msgpack.Decoder(list[Any]).decode
+_decode = msgpack_decoder(list[Any]).decode
 
 
 @dataclass(frozen=True)

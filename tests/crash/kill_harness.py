@@ -168,7 +168,7 @@ class Rig:
     def run(self) -> dict[str, Any]:
         """A run to the end; its summary."""
         process = self.start()
-        out, err = process.communicate(timeout=120)
+        out, err = processes.outputs_of(process)
         assert process.returncode == 0, err[-4000:]
         summary: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
         return summary
@@ -181,7 +181,7 @@ class Rig:
         """
         before = self.committed()
         process = self.start(crash_at)
-        _, err = process.communicate(timeout=120)
+        _, err = processes.outputs_of(process)
         if process.returncode != -signal.SIGKILL:
             assert process.returncode == 0, err[-4000:]
             return Kill(died=False, commits_before=False, writes_open=False)

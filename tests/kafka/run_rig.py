@@ -402,7 +402,7 @@ def updates_in_order(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def end_of(process: AnyProcess, began: float) -> Ended:
-    out, err = process.communicate(timeout=120)
+    out, err = processes.outputs_of(process)
     return Ended(process.returncode, out, err, time.monotonic() - began)
 
 

@@ -15,7 +15,7 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.admin._resource import ResourceType
 
 import statestore as ss
-from statestore.errors import Misuse
+from statestore.errors import Misuse, Unavailable
 from statestore.layout.activity_files import NoProgress
 from statestore.layout.audits import AuditVerdict
 from statestore.operations.audits.perform import audit
@@ -292,8 +292,11 @@ def test_two_starts_on_volumes_of_their_own_share_one_mounted_export(app: App) -
     app.produce(range(40, 60))
     other = app.state_dir.with_name("other")
     ends = [end_of(process, 0) for process in (app.start(), app.start(f"--state-dir={other}"))]
-    assert any(ended.code == 0 for ended in ends), ends
-    assert all("Traceback" not in ended.err for ended in ends)
+    # No lock keeps them apart, and each may take a stream task from the other until both give up.
+    for ended in ends:
+        assert ended.code in {0, Unavailable.exit_code}, ended.err
+        assert ended.code == 0 or "any other run of this application" in ended.err, ended
+        assert "Traceback" not in ended.err
     assert ran(app).caught_up
     assert_exact(app, 60)
     with runtime(app) as world:

@@ -141,17 +141,18 @@ def test_after_a_clean_stop_a_reordered_topology_restores_nothing(two: App, told
     assert not (two.state_dir / two.name / "1_0" / "rocksdb" / "counts").exists()
     # Back to the old shape.
     two.produce(range(40, 60))
-    back = ss.run(run_pipelines.counts(), two.run_settings())
+    back = ss.run(run_pipelines.counts(), settings)
     assert (back.restored_records, told.handed_on[log]) == (0, 0)
     assert counts_in(two, 1) == counted(range(60)) == updates_in_order(two.read())
 
 
 def test_what_is_told_would_tell_of_a_restore(two: App, told: Told) -> None:
-    ss.run(run_pipelines.counts(), two.run_settings())
+    settings = two.run_settings(**{"kafka.client": "librdkafka"})
+    ss.run(run_pipelines.counts(), settings)
     for partition in range(2):
         store = two.state_dir / two.name / f"1_{partition}" / "rocksdb" / "counts"
         store.rename(two.state_dir / f"elsewhere-{partition}")
-    done = ss.run(run_pipelines.counts_reordered(), two.run_settings())
+    done = ss.run(run_pipelines.counts_reordered(), settings)
     assert done.restored_records > 0
     assert told.handed_on[f"{two.name}-counts-changelog"] == done.restored_records
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 
-from statestore.errors import BrokerTooOld, MalformedRecords, RecordFailed, StateStoreError
+from statestore.errors import BrokerTooOld, InputLost, MalformedRecords, StateStoreError
 from statestore.kafka.error_codes import error_for
 from statestore.kafka.wire.cluster import ClusterMap, Leader, Links, is_passing, said
 from statestore.kafka.wire.connection import Connection, Disconnected
@@ -153,7 +153,7 @@ class PartitionLog:
 
     def fail_lost(self, why: str) -> None:
         """Note that the log does not go on where it was read up to."""
-        self.failure = RecordFailed(
+        self.failure = InputLost(
             f"input {self.tp} does not have offset {self.offset_next}, where the last commit "
             f"ended ({why}): the topic was purged, truncated or created again, so "
             "input is lost: reset the group's offsets to continue without it"

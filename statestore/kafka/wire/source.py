@@ -79,7 +79,7 @@ def not_taken(settings: Settings) -> list[str]:
 class WireSource:
     """`ports.Source` on a real broker, without librdkafka.
 
-    If the log no longer has an offset, or is another one, `poll` raises RecordFailed once it has
+    If the log no longer has an offset, or is another one, `poll` raises InputLost once it has
     returned all that came before: input was lost, and continuing would hide that.
     """
 

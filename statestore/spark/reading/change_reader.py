@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 
 from statestore import serdes
 from statestore.errors import Misuse
+from statestore.model.decoders import converted
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Serde
 from statestore.ports import Bounds
@@ -127,7 +128,7 @@ def _written(reached: Reached) -> dict[str, Any]:
 
 def _read(offset: dict[str, Any]) -> Reached:
     try:
-        return msgspec.convert(offset, Reached)
+        return converted(offset, Reached)
     except msgspec.ValidationError as error:
         raise Misuse(
             f"the checkpoint has offsets of another source ({error}): give the query one of its own"

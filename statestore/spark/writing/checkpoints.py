@@ -14,6 +14,7 @@ import msgspec
 
 from statestore.errors import UNREADABLE, Misuse
 from statestore.layout.files import publish
+from statestore.model.decoders import json_decoder
 
 _METADATA: Final = "metadata"
 _OFFSETS: Final = "offsets"
@@ -80,7 +81,7 @@ class Checkpoint(NamedTuple):
 
 def _noted(path: Path) -> _Note | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Note)
+        return json_decoder(_Note).decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except UNREADABLE as error:
@@ -100,6 +101,6 @@ def id_of(folder: str) -> str:
     """Return Spark's id of the stream; Misuse if it cannot be read."""
     try:
         with open(f"{folder}/{_METADATA}", "rb") as file:  # noqa: PTH123 - Spark's path, as it is
-            return msgspec.json.decode(file.read(), type=dict[str, str])["id"]
+            return json_decoder(dict[str, str]).decode(file.read())["id"]
     except (OSError, KeyError, *UNREADABLE) as error:
         raise Misuse(f"the id of the checkpoint cannot be read: {error}") from error

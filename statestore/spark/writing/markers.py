@@ -8,11 +8,12 @@ compacted; each kind of record has a key of its own, so that the newest is kept.
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from statestore.errors import UNREADABLE, Fenced, FormatTooNew, RecordFailed
+from statestore.model.decoders import json_decoder
 
 CLAIMS: Final = 0
 MARKERS: Final = 1
@@ -74,7 +75,8 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 Entry = AttemptBegun | Intent | Marker | Finished
 
 _LATE_MAX: Final = 16
-_DECODER: Final = msgspec.json.Decoder(Entry)
+_ENTRY: Any = Entry
+_decode = json_decoder(_ENTRY).decode
 
 
 def encoded(entry: Entry) -> tuple[bytes, bytes]:
@@ -170,7 +172,7 @@ class Known(msgspec.Struct, frozen=True):
 
 def _decoded(value: bytes) -> Entry:
     try:
-        entry: Entry = _DECODER.decode(value)
+        entry: Entry = _decode(value)
     except UNREADABLE as error:
         raise FormatTooNew(
             f"a marker topic has the record {value[:80]!r}, which this statestore cannot read "

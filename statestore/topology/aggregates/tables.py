@@ -18,6 +18,7 @@ import msgspec
 
 from statestore import serdes
 from statestore.model.batch import Batch, Column
+from statestore.model.decoders import msgpack_decoder
 from statestore.model.records import Functions, Serde
 from statestore.topology.aggregates.folds import Fold, Step, nothing
 from statestore.topology.aggregates.grouping import Grouping
@@ -30,7 +31,7 @@ Selector = Callable[[Any, Any], tuple[Any, Any]]
 _TAKER: Final = "group_by()"
 # Values of the module, so that what uses them travels to workers, which have their own.
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[bytes | None, bytes | None])
+_decode = msgpack_decoder(tuple[bytes | None, bytes | None]).decode
 
 
 class RowChange(NamedTuple):
@@ -51,7 +52,7 @@ def changes(value_serde: Serde[Any]) -> Serde[RowChange]:
             return _encoder.encode([None if v is None else serialize(v) for v in change])
 
         def read(data: bytes) -> RowChange:
-            old, new = _decoder.decode(data)
+            old, new = _decode(data)
             return RowChange(
                 None if old is None else deserialize(old), None if new is None else deserialize(new)
             )

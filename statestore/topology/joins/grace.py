@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from statestore.model.batch import Batch, Column, LazyColumn
+from statestore.model.decoders import msgpack_decoder
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Serde
 from statestore.stores.versioned.layout import TIME_MIN
@@ -83,7 +84,7 @@ class WaitingPlace(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Waiting).decode
+_decode = msgpack_decoder(Waiting).decode
 
 
 class Waiter(NamedTuple):

@@ -32,6 +32,7 @@ import msgspec
 from statestore import serdes
 from statestore.errors import BufferFull, InvalidTopology, Misuse
 from statestore.model.batch import Batch, Column, no_records
+from statestore.model.decoders import msgpack_decoder
 from statestore.model.records import Header, Serde
 from statestore.serdes import composed
 from statestore.stores.specs import KeyValueSpec
@@ -130,7 +131,7 @@ class HeldUpdate(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(HeldUpdate).decode
+_decode = msgpack_decoder(HeldUpdate).decode
 
 
 class _BufferPlace(NamedTuple):
