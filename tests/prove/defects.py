@@ -193,3 +193,15 @@ def torn_get_many() -> ss.Topology:
 
     _PATCH.setattr(SourceRows, "get_many", mutated)
     return none()
+
+
+def hoarder() -> ss.Topology:
+    """A run keeps a quarter of a megabyte, and an open file, of each commit."""
+    kept: list[tuple[bytearray, int]] = []
+
+    def mutated(*what: Any) -> Steps[None]:
+        kept.append((bytearray(os.urandom(1 << 18)), os.open(os.devnull, os.O_RDONLY)))
+        yield from _commit_task(*what)
+
+    _PATCH.setattr(committers, "commit_task", mutated)
+    return none()

@@ -1,0 +1,43 @@
+"""The section `soak`, with little time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from statestore.testing.local_kafka import LocalKafka
+from tests.prove import soak
+from tests.prove.section import Deadline, Verdict
+from tests.prove.soak import LIMITS, Watched
+
+pytestmark = [pytest.mark.kafka, pytest.mark.thorough]
+
+
+def test_a_little_soaking_holds_and_catches_a_hoarder(
+    kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def broker() -> Iterator[tuple[LocalKafka, Path]]:
+        yield kafka, tmp_path
+
+    monkeypatch.setattr(soak, "_broker", broker)
+    monkeypatch.setattr(soak, "_KILL_EVERY_S", 4.0)
+    result = soak.run(5, Deadline(50))
+    assert result.verdict is Verdict.HELD, result.findings
+    assert result.tried["kills"] > 0
+    (planted,) = result.planted
+    assert planted.caught_by == ("grows without end",)
+    assert any("memory" in name for name in result.figures)
+
+
+def test_what_grows_is_told_by_quarters_and_what_warms_up_is_not() -> None:
+    watched = Watched()
+    watched.samples.update({name: [1.0, 60.0, 60.0, 61.0] for name in LIMITS})
+    assert watched.grown() == []
+    watched.samples["open files"] = [1.0, 60.0, 70.0, 80.0]
+    watched.samples["memory"] = [1.0, 50 << 20, 60 << 20, 80 << 20]
+    assert watched.grown() == [
+        "memory, by quarters of the time: 1 B, 50.0 MiB, 60.0 MiB, 80.0 MiB",
+        "open files, by quarters of the time: 1, 60, 70, 80",
+    ]
