@@ -29,6 +29,7 @@ from tests.spark.local_spark import local_spark
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 ROWS = 60
+WAIT_S = 5 * DEADLINE_S
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_a_frame_and_a_stream_are_written_once(
         expected += add_file(tmp_path / "lines", batch)
         writer = files(spark, tmp_path / "lines").writeStream.format("transactional_kafka")
         query = writer.options(**given).trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(WAIT_S)
         assert query.exception() is None
     assert sink.read() == expected
     eventually(lambda: not query.isActive, "the end of the query")
@@ -121,7 +122,7 @@ def test_foreach_batch_and_atomic_batches_write_each_row_once(
     lines = files(spark, tmp_path / "lines").repartition(3, "value").writeStream
     writing = lines.foreachBatch(twice).trigger(availableNow=True)
     query = writing.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(WAIT_S)
     assert query.exception() is None
     given = options(sink) | {"query": f"{sink.name}-frame", "atomic": atomic}
     numbers(spark).write.format("transactional_kafka").mode("append").options(**given).save()
@@ -140,7 +141,7 @@ def test_batch_0_of_a_stream_is_not_repeated_under_another_name(
         writer = files(spark, tmp_path / "lines").writeStream.format("transactional_kafka")
         running = writer.options(**given).trigger(availableNow=True).start()
         with suppress(StreamingQueryException):
-            running.awaitTermination(120)
+            running.awaitTermination(WAIT_S)
         return running.exception()
 
     assert write(sink.name) is None
@@ -168,7 +169,7 @@ def test_continuous_processing_is_refused_by_name(
     query = writer.trigger(continuous="1 second").start()
     try:
         with pytest.raises(StreamingQueryException, match="trigger of this one is `continuous`"):
-            query.awaitTermination(120)
+            query.awaitTermination(WAIT_S)
     finally:
         query.stop()
     assert not sink.read()
