@@ -108,11 +108,7 @@ def commands(
 @pytest.fixture(scope="module")
 def rig() -> Iterator[ExportRig]:
     with in_memory_folder() as folder:
-        rig = ExportRig(folder)
-        rig.send(("a", "1"), ("b", "2"))
-        rig.drain()
-        rig.export()
-        yield rig
+        yield lived_in(folder)
 
 
 def usual(rig: ExportRig, command: click.Command) -> dict[str, list[str]]:
@@ -180,6 +176,29 @@ def plans(
         yield given | chosen
 
 
+def fault_of(arguments: list[str], patch: pytest.MonkeyPatch) -> str | None:
+    """What no user may see of a call: an exception, a traceback, or a failure without a word."""
+    told = " ".join(word if len(word) < 60 else f"{word[:50]}…" for word in arguments)
+    try:
+        code, text = call(arguments, patch)
+    except Exception as error:  # noqa: BLE001  # any at all is a traceback for the user
+        *_, last = traceback.extract_tb(error.__traceback__)
+        where = f"{Path(last.filename).name}:{last.lineno}"
+        return f"{told}: {type(error).__name__} at {where}: {str(error)[:99]}"
+    if code and not text.strip():
+        return f"{told}: {code} in silence"
+    return f"{told}: {code}: {text[-300:]}" if "Traceback" in text else None
+
+
+def lived_in(folder: Path) -> ExportRig:
+    """An application that has an export."""
+    rig = ExportRig(folder)
+    rig.send(("a", "1"), ("b", "2"))
+    rig.drain()
+    rig.export()
+    return rig
+
+
 @pytest.mark.parametrize("per_flag", [6, pytest.param(len(NASTY), marks=pytest.mark.slow)])
 def test_no_command_ends_in_a_traceback(
     rig: ExportRig,
@@ -194,20 +213,9 @@ def test_no_command_ends_in_a_traceback(
     for path, command in commands(cli):
         given = usual(rig, command)
         for plan in plans(command, given, chance, per_flag):
-            arguments = words(path, command, plan)
-            told = " ".join(word if len(word) < 60 else f"{word[:50]}…" for word in arguments)
             calls += 1
-            try:
-                code, text = call(arguments, monkeypatch)
-            except Exception as error:  # noqa: BLE001  # any at all is a traceback for the user
-                *_, last = traceback.extract_tb(error.__traceback__)
-                where = f"{Path(last.filename).name}:{last.lineno}"
-                tracebacks.append(f"{told}: {type(error).__name__} at {where}: {str(error)[:99]}")
-                continue
-            if code and not text.strip():
-                tracebacks.append(f"{told}: {code} in silence")
-            if "Traceback" in text:
-                tracebacks.append(f"{told}: {code}: {text[-300:]}")
+            if (wrong := fault_of(words(path, command, plan), monkeypatch)) is not None:
+                tracebacks.append(wrong)
     bad = "\n".join(tracebacks)
     assert not tracebacks, f"seed {seed}, {calls} invocations, {len(tracebacks)} bad:\n{bad}"
     assert calls > 500

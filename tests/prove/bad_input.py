@@ -1,4 +1,4 @@
-"""The section `bad-input`: files, stamps and marks with what nobody means, as fast as they go.
+"""The section `bad-input`: files, requests and command lines that nobody means, as fast as they go.
 
 Who reads them gives an answer or an error of the library's own; a run on an application with one
 mangled file ends right or is refused, and loses nothing.
@@ -7,19 +7,22 @@ mangled file ends right or is refused, and loses nothing.
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from statestore.cli import cli
 from statestore.layout import documents
 from statestore.ports import Bounds
 from statestore.tasks import restore
 from statestore.tasks.owned import OwnedStore
+from tests.contract import test_commands_fuzzed as commands
 from tests.contract.test_documents_fuzzed import DOORS, tried
 from tests.contract.test_files_fuzzed import KINDS, Lived, changed, lived_in, run_over
+from tests.contract.test_serve_fuzzed import fuzzed_in
 from tests.mangling import encoded, extreme, mangled
 from tests.prove.section import (
     Deadline,
@@ -46,12 +49,17 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
         logging.disable(logging.CRITICAL)
         quiet.callback(logging.disable, logging.NOTSET)
         told_of(base / "state", "shop")
+        fuzzed = quiet.enter_context(fuzzed_in(base / "served"))
+        lines = _Lines(base / "commands", seed, quiet.enter_context(pytest.MonkeyPatch.context()))
         planted = (_swallowed(base, seed), _forgetful(lived, seed))
         for number in deadline.rounds(least=1):
             for name in DOORS:
                 found.take("documents", partial(document, base, name, number, seed))
             kind = _RUNS[number % len(_RUNS)]
             found.take("runs", partial(mangled_run, lived, kind, number, seed))
+            found.take("requests", partial(fuzzed.ask, random.Random(f"{seed} {number}")))
+            found.take("command lines", lines.call_next)
+        found.take("requests", fuzzed.still_answers)
     return SectionResult(
         tried=found.tried,
         findings=tuple(found.findings),
@@ -67,6 +75,30 @@ def document(base: Path, name: str, number: int, seed: int) -> None:
     if number % 3:
         data = mangled(chance, data)
     tried(base, DOORS[name], number, data, f"seed {seed}, number {number}")
+
+
+class _Lines:
+    """Command lines, of one command after the other."""
+
+    def __init__(self, folder: Path, seed: int, patch: pytest.MonkeyPatch) -> None:
+        self._rig = commands.lived_in(folder)
+        self._chance = random.Random(f"{seed} command lines")
+        self._patch = patch
+        patch.chdir(folder)
+        self._plans = self._drawn()
+
+    def call_next(self) -> None:
+        """Call one; AssertionError if a user would see what nobody should."""
+        wrong = commands.fault_of(next(self._plans), self._patch)
+        assert wrong is None, wrong
+
+    def _drawn(self) -> Iterator[list[str]]:
+        while True:
+            for path, command in commands.commands(cli):
+                given = commands.usual(self._rig, command)
+                drawn = list(commands.plans(command, given, self._chance, 1))
+                if drawn:
+                    yield commands.words(path, command, self._chance.choice(drawn))
 
 
 class _Found:
@@ -128,7 +160,7 @@ def _planted(defect: str, found: _Found) -> Planted:
 
 SECTION = Section(
     "bad-input",
-    "Mangles every kind of document and every file of an application, and asks all who read them.",
+    "Mangles every kind of document and file of an application, requests and command lines.",
     1.0,
     run,
 )

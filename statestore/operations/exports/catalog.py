@@ -130,17 +130,10 @@ class Exports:
                 f"no export {export!r} of {self.application_id} at {self.target.url}; "
                 f"there are: {', '.join(ids[-5:]) or 'none: run `statestore export` first'}"
             )
-        name = self._manifest(wanted)
-        data = self.target.read(name)
-        if data is None:
+        manifest = self._read(wanted)
+        if manifest is None:
             raise Misuse(f"export {wanted} was pruned just now: name another")
-        return manifests.decode_manifest(
-            data,
-            f"{self.target.url}/{name}",
-            application_id=self.application_id,
-            export_id=wanted,
-            now_ms=self._clock.now_ms(),
-        )
+        return manifest
 
     def listed(self) -> Iterator[Listed]:
         """List all exports, oldest first, including those that are not whole."""
@@ -148,9 +141,11 @@ class Exports:
         set_aside = self._damage.set_aside()
         for export_id in self.ids():
             try:
-                manifest = self.read(export_id)
+                manifest = self._read(export_id)
             except (ExportDamaged, FormatTooNew) as error:
                 yield Listed(export_id, None, str(error))
+                continue
+            if manifest is None:  # pruned just now
                 continue
             lost = {
                 sha256
@@ -416,6 +411,20 @@ class Exports:
         """Read a content, or copy it to the new file `into`; whether it is as it was exported."""
         found = self.target.fetch(self.content(file.sha256), into, bytes_max=file.size_bytes)
         return found == file.sha256
+
+    def _read(self, export_id: str) -> ExportManifest | None:
+        """Read a manifest; None if it is not there."""
+        name = self._manifest(export_id)
+        data = self.target.read(name)
+        if data is None:
+            return None
+        return manifests.decode_manifest(
+            data,
+            f"{self.target.url}/{name}",
+            application_id=self.application_id,
+            export_id=export_id,
+            now_ms=self._clock.now_ms(),
+        )
 
     def _manifest(self, export_id: str) -> str:
         return f"{self.application_id}/exports/{export_id}.json"
