@@ -29,7 +29,7 @@ from tests.spark.local_spark import local_spark
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 ROWS = 60
-WAIT_S = 5 * DEADLINE_S
+WAIT_S = round(5 * DEADLINE_S)
 
 
 @pytest.fixture(scope="module")
