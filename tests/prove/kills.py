@@ -94,7 +94,7 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
         planting = deadline.part(_PLANTED_SHARE)
         for defect in DEFECTS:
             if not planted or not planting.over:
-                planted.append(_planted(kafka, folder, seed, defect))
+                planted.append(planted_in(kafka, folder, seed, defect))
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             chains = [_Chain(kafka, folder, kind, seed, tally) for kind in KINDS]
             for number in deadline.rounds():
@@ -200,7 +200,7 @@ def is_visited(point: CrashPoint, kind: str) -> bool:
     return not (of_stores and kind == _STATELESS)
 
 
-def _planted(kafka: LocalKafka, folder: Path, seed: int, defect: Defect) -> Planted:
+def planted_in(kafka: LocalKafka, folder: Path, seed: int, defect: Defect) -> Planted:
     """What an audit says of runs with the defect, killed where it shows."""
     said = defect.name or "no transactions"
     rig = rig_on(

@@ -1,12 +1,13 @@
 """All sections of the proof, in the order in which they are tried. A new one is one more line."""
 
-from tests.prove import bad_input, commit_model, histories, kills, simulation, soak
+from tests.prove import bad_input, cluster, commit_model, histories, kills, simulation, soak
 from tests.prove.section import Section
 
 SECTIONS: tuple[Section, ...] = (
     simulation.SECTION,
     kills.SECTION,
     histories.SECTION,
+    cluster.SECTION,
     soak.SECTION,
     bad_input.SECTION,
     commit_model.SECTION,

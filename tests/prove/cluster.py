@@ -1,0 +1,345 @@
+"""The section `cluster`: brokers and runs are taken away from applications on three brokers.
+
+In each round a run of two workers consumes new records, and at a drawn moment one thing happens: to
+the run, to a worker, or to a broker that was chosen for what it leads. Then a run to the end, and
+an audit: all output, the group's offsets and the rows of stores are what plain code says.
+"""
+
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+from typing import NamedTuple, TypeVar
+
+import psutil
+
+from statestore.errors import CommitUnknown, Unavailable
+from statestore.model.ids import TaskId
+from statestore.model.modes import KafkaClient
+from statestore.tasks.plan import transactional_ids
+from tests import processes
+from tests.builders import eventually
+from tests.processes import Process
+from tests.prove.kills import DEFECTS, Defect, planted_in
+from tests.prove.kind_rig import Found, KindRig, Refused, rig_on
+from tests.prove.kinds import KINDS, PARTITIONS
+from tests.prove.section import (
+    Coverage,
+    Deadline,
+    Finding,
+    Harm,
+    Planted,
+    Section,
+    SectionResult,
+    repeating,
+)
+from tests.prove.three_brokers import BROKERS, ThreeBrokers, three_brokers
+
+_RECORDS, _NIGHT_RECORDS = 20_000, 100_000
+_NIGHT_S = 3600.0 * 2
+_ROUNDS_PER_MINUTE = 0.5
+_EACH = 1
+# An audit reads all that an application ever had.
+_ROUNDS_OF_ONE = 3
+_PLANTED = ("dirty_reader", "offsets_outside_the_transaction")
+_PLANTED_SHARE = 0.3
+_TRIES = 5
+_PLANTED_RECORDS = 4000
+# Which part of its records a run has committed when something happens.
+_WHEN = (0.02, 0.5)
+# Brokers are missed after 3 s.
+_PAUSE_S = (0.5, 8.0)
+_SETTINGS = {"statestore.batch.max.records": 100, "commit.interval.ms": 5}
+# With these a run says that a broker was away for too long: the next one goes on.
+_GIVES_UP = {Unavailable.exit_code, CommitUnknown.exit_code}
+_PATIENT_S = 600.0
+
+_NOTE = (
+    "The brokers are three processes of one machine, with one disk: what a broker had written when "
+    "it was killed is still in the page cache, so losing power is no part of it."
+)
+
+
+_T = TypeVar("_T")
+
+
+class Event(StrEnum):
+    """What happens while a run works."""
+
+    RUN_KILLED = "run killed"
+    WORKER_KILLED = "worker killed"
+    LEADER_KILLED = "leader of an input killed"
+    COORDINATOR_KILLED = "transaction coordinator killed"
+    CONTROLLER_KILLED = "active controller killed"
+    BROKER_PAUSED = "broker paused"
+    ROLLING_RESTART = "rolling restart"
+
+
+class Where(NamedTuple):
+    """The brokers, and a folder for state."""
+
+    brokers: ThreeBrokers
+    folder: Path
+
+
+@dataclass
+class Tally:
+    """What the rounds have met so far."""
+
+    met: Counter[tuple[Event, str]] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    rounds: int = 0
+    records: int = 0
+    missed: int = 0
+    gave_up: int = 0
+
+
+def run(seed: int, deadline: Deadline) -> SectionResult:
+    """Plant each defect, then one round after another until the time is over."""
+    is_night = deadline.seconds >= _NIGHT_S
+    tally, planted = Tally(), list[Planted]()
+    with _brokers() as where:
+        planting = deadline.part(_PLANTED_SHARE)
+        planted.append(_without_transactions(where, seed))
+        for defect in _defects():
+            if not planting.over:
+                planted.append(planted_in(where.brokers.kafka, where.folder, seed, defect))
+        rounds = _Rounds(where, seed, _NIGHT_RECORDS if is_night else _RECORDS, tally)
+        for _ in deadline.rounds():
+            rounds.next()
+    return SectionResult(
+        tried={
+            "rounds": tally.rounds,
+            "events in time": tally.met.total(),
+            "records": tally.records,
+            "planted defects": len(planted),
+        },
+        least={
+            "events in time": int(_ROUNDS_PER_MINUTE * deadline.seconds / 60),
+            "planted defects": 1 + len(_defects()),
+        },
+        findings=tuple(tally.findings),
+        planted=tuple(planted),
+        coverage=(_coverage(tally, _EACH if is_night else 0),),
+        figures={
+            "runs that ended before their event": str(tally.missed),
+            "runs that gave up on a broker, and were repeated": str(tally.gave_up),
+        },
+        notes=(_NOTE,),
+    )
+
+
+@contextmanager
+def _brokers() -> Iterator[Where]:
+    with (
+        three_brokers() as brokers,
+        tempfile.TemporaryDirectory(prefix="prove-cluster-") as scratch,
+    ):
+        yield Where(brokers, Path(scratch))
+
+
+def _defects() -> list[Defect]:
+    return [it for it in DEFECTS if it.name in _PLANTED]
+
+
+class _Rounds:
+    """One round after another; every event and every kind of operator has its turn."""
+
+    def __init__(self, where: Where, seed: int, records: int, tally: Tally) -> None:
+        self._where = where
+        self._seed = seed
+        self._records = records
+        self._tally = tally
+        self._rng = Random(f"{seed} cluster")
+        self._events: list[Event] = []
+        self._kinds: list[str] = []
+        self._rigs: dict[str, KindRig] = {}
+        self._made = 0
+
+    def next(self) -> None:
+        """An application's next round; one that broke, or has had its rounds, is left behind."""
+        event = self._turn(self._events, list(Event))
+        kind = self._turn(self._kinds, list(KINDS))
+        count = self._rng.randint(self._records // 2, self._records * 3 // 2)
+        if kind not in self._rigs:
+            self._rigs[kind] = self._rig(kind)
+        rig = self._rigs[kind]
+        met, found = a_round(self._where.brokers, rig, event, self._rng, count)
+        tally = self._tally
+        tally.rounds += 1
+        tally.records += count
+        tally.met[event, kind] += met.in_time
+        tally.missed += not met.in_time
+        tally.gave_up += met.gave_up
+        repeat = repeating("cluster", self._seed)
+        of = f"round {tally.rounds}, {kind} by {rig.settings['kafka.client']}, {event}"
+        tally.findings += [Finding(rule, f"{of}: {it}", repeat, harm) for rule, it, harm in found]
+        if found:
+            # Its topics and its state stay: they are the evidence, as long as the brokers live.
+            del self._rigs[kind]
+        elif rig.produced >= _ROUNDS_OF_ONE * self._records:
+            self._forget(self._rigs.pop(kind))
+
+    def _turn(self, left: list[_T], every: Sequence[_T]) -> _T:
+        if not left:
+            left += self._rng.sample(every, len(every))
+        return left.pop()
+
+    def _rig(self, kind: str) -> KindRig:
+        self._made += 1
+        client = self._rng.choice(list(KafkaClient))
+        name = f"cluster-{self._seed}-{self._made}"
+        kafka, settings = self._where.brokers.kafka, {**_SETTINGS, "kafka.client": str(client)}
+        return rig_on(
+            kafka, self._where.folder, kind, name, settings=settings, options=["--workers=2"]
+        )
+
+    def _forget(self, rig: KindRig) -> None:
+        self._where.brokers.delete_of(rig.topic_prefix)
+        shutil.rmtree(rig.state_dir)
+
+
+class Met(NamedTuple):
+    """Whether a run still worked when something happened to it, and whether it gave up then."""
+
+    in_time: bool
+    gave_up: bool
+
+
+def a_round(
+    brokers: ThreeBrokers, rig: KindRig, event: Event, rng: Random, count: int
+) -> tuple[Met, list[Found]]:
+    """New records, a run to which something happens, a run to the end, and what an audit finds."""
+    brokers.await_in_sync()
+    rig.produce(count)
+    try:
+        met = _disturbed(brokers, rig, event, rng, count)
+        brokers.await_in_sync()
+        _refuse(*_end_of(rig.start()), allowed={0})
+        return met, rig.anomalies()
+    except Refused as error:
+        return Met(in_time=True, gave_up=False), [("run failed", str(error), Harm.ANOMALY)]
+
+
+def _disturbed(brokers: ThreeBrokers, rig: KindRig, event: Event, rng: Random, count: int) -> Met:
+    """A run to which something happens once it has committed a drawn part of the new records."""
+    aim = rig.produced - count + int(count * rng.uniform(*_WHEN))
+    process = rig.start()
+    try:
+        eventually(
+            lambda: process.poll() is not None or sum(rig.committed().values()) >= aim,
+            f"{aim} records are committed",
+            _PATIENT_S,
+        )
+    except AssertionError as error:
+        _, said = _end_of(process)
+        raise Refused(f"{error}, and then it said: {said[-2000:]}") from error
+    in_time = process.poll() is None
+    if in_time:
+        in_time = _happens(brokers, rig, event, rng, process)
+    code, said = _end_of(process)
+    killed = {-signal.SIGKILL} if event is Event.RUN_KILLED else set()
+    _refuse(code, said, allowed={0} | killed | _GIVES_UP)
+    return Met(in_time, code in _GIVES_UP)
+
+
+def _happens(
+    brokers: ThreeBrokers, rig: KindRig, event: Event, rng: Random, process: Process
+) -> bool:
+    """Let it happen; whether it did before the run was over."""
+    match event:
+        case Event.RUN_KILLED:
+            process.kill()
+            return process.wait() == -signal.SIGKILL
+        case Event.WORKER_KILLED:
+            with suppress(psutil.NoSuchProcess, IndexError):
+                rng.choice(psutil.Process(process.pid).children()).kill()
+                return True
+            return False
+        case Event.BROKER_PAUSED:
+            with brokers.paused(rng.randrange(BROKERS)):
+                in_time = process.poll() is None
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(rng.uniform(*_PAUSE_S))
+            return in_time
+        case Event.ROLLING_RESTART:
+            in_time = False
+            for broker in range(BROKERS):
+                with brokers.stopped(broker):
+                    in_time |= process.poll() is None
+                brokers.await_in_sync()
+            return in_time
+        case Event.LEADER_KILLED | Event.COORDINATOR_KILLED | Event.CONTROLLER_KILLED:
+            with brokers.killed(_leading(brokers, rig, event, rng)):
+                return process.poll() is None
+
+
+def _leading(brokers: ThreeBrokers, rig: KindRig, event: Event, rng: Random) -> int:
+    """The broker that leads what an event is about."""
+    partition = rng.randrange(PARTITIONS)
+    if event is Event.LEADER_KILLED:
+        return brokers.leader(f"{rig.topic_prefix}-in", partition)
+    if event is Event.CONTROLLER_KILLED:
+        return brokers.controller()
+    ids = transactional_ids(rig.application_id, TaskId(0, partition))
+    return brokers.coordinator(rng.choice(ids))
+
+
+def _end_of(process: Process) -> tuple[int, str]:
+    """The exit code of a run, and what it said; Refused if it does not end."""
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_PATIENT_S)
+        _, said = processes.outputs_of(process)
+    except AssertionError as error:
+        raise Refused(f"a run does not end: {str(error)[-4000:]}") from error
+    assert process.returncode is not None
+    return process.returncode, said
+
+
+def _refuse(code: int, said: str, *, allowed: Container[int]) -> None:
+    if code not in allowed:
+        raise Refused(said[-2000:] or f"code {code}")
+
+
+def _without_transactions(where: Where, seed: int) -> Planted:
+    """Runs without exactly-once that are killed as the others are, until records are doubled."""
+    rig = rig_on(
+        where.brokers.kafka,
+        where.folder,
+        "stateless",
+        f"planted-{seed}-at-least-once",
+        settings={**_SETTINGS, "kafka.client": str(KafkaClient.WIRE)},
+        options=["--workers=2"],
+        guarantee="at_least_once",
+    )
+    rng, rules, tries = Random(f"{seed} planted"), dict[str, None](), 0
+    while not rules and tries < _TRIES:
+        tries += 1
+        _, found = a_round(where.brokers, rig, Event.RUN_KILLED, rng, _PLANTED_RECORDS)
+        rules = dict.fromkeys(rule for rule, _, harm in found if harm is Harm.DOUBLED)
+    return Planted("no transactions", tuple(rules), tries)
+
+
+def _coverage(tally: Tally, least: int) -> Coverage:
+    kinds = tuple(KINDS)
+    rows = {str(event): tuple(tally.met[event, kind] for kind in kinds) for event in Event}
+    return Coverage("What happened within rounds, by kind of operator", kinds, rows, least)
+
+
+SECTION = Section(
+    "cluster",
+    "On three brokers with three replicas of everything, runs of two workers or one of the workers "
+    "are killed, brokers that lead an input, transactions or the cluster are killed, brokers are "
+    "paused and restarted in turn; after a run to the end, all output, all offsets and all rows of "
+    "stores are compared with what plain code says.",
+    share=4,
+    run=run,
+)

@@ -1,0 +1,82 @@
+"""The section `cluster`, with little time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+
+import pytest
+
+from tests.prove import cluster
+from tests.prove.cluster import Event, Tally, Where, a_round
+from tests.prove.kind_rig import rig_on
+from tests.prove.section import Deadline, Harm, Verdict
+
+pytestmark = [pytest.mark.kafka, pytest.mark.thorough, pytest.mark.timeout(600)]
+_LITTLE = 3000
+
+
+@pytest.fixture(scope="module")
+def where() -> Iterator[Where]:
+    with cluster._brokers() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def little(where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers that are there already, and few records."""
+
+    @contextmanager
+    def brokers() -> Iterator[Where]:
+        yield where
+
+    monkeypatch.setattr(cluster, "_brokers", brokers)
+    monkeypatch.setattr(cluster, "_RECORDS", _LITTLE)
+    monkeypatch.setattr(cluster, "_PLANTED", ())
+    # Small batches, so that a quick machine has much to do yet when something happens.
+    monkeypatch.setitem(cluster._SETTINGS, "statestore.batch.max.records", 10)
+    monkeypatch.setattr(cluster, "_WHEN", (0.02, 0.2))
+
+
+def test_a_little_of_the_cluster_holds_and_catches_runs_without_transactions() -> None:
+    result = cluster.run(3, Deadline(0))
+    assert result.verdict is Verdict.HELD, result.findings
+    assert result.tried["rounds"] == result.tried["events in time"] == 1
+    (planted,) = result.planted
+    assert planted.caught_by == ("duplicate",)
+
+
+@pytest.mark.parametrize("event", [Event.COORDINATOR_KILLED, Event.CONTROLLER_KILLED])
+def test_a_broker_that_leads_and_is_killed_within_a_run_loses_and_doubles_nothing(
+    where: Where, event: Event
+) -> None:
+    name = f"little-{event.name.lower()}"
+    rig = rig_on(where.brokers.kafka, where.folder, "repartition", name, settings=cluster._SETTINGS)
+    met, found = a_round(where.brokers, rig, event, Random(5), _LITTLE)
+    assert found == []
+    assert met.in_time
+
+
+def test_a_defect_in_the_product_is_a_finding_with_its_rule_and_the_command(
+    where: Where, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tally = Tally()
+    rounds = cluster._Rounds(where, 4, _LITTLE, tally)
+    kafka, folder = where.brokers.kafka, where.folder
+    settings = {**cluster._SETTINGS, "kafka.client": "wire"}
+    broken = rig_on(
+        kafka, folder, "timers", "defect", defect="timer_fired_twice", settings=settings
+    )
+    monkeypatch.setattr(rounds, "_rig", lambda _kind: broken)
+    rounds._events = [Event.WORKER_KILLED]
+    rounds.next()
+    (finding,) = tally.findings
+    assert (finding.rule, finding.harm) == ("duplicate", Harm.DOUBLED)
+    assert finding.repeat == "make prove SECTIONS=cluster SEED=4"
+
+
+def test_in_the_night_each_event_meets_each_kind_of_operator() -> None:
+    tally = Tally()
+    tally.met[Event.ROLLING_RESTART, "join"] = 1
+    short = cluster._coverage(tally, 1).short_of()
+    assert "rolling restart x join: 1 of 1" not in short
+    assert "rolling restart x table: 0 of 1" in short
