@@ -11,7 +11,7 @@ from tests.prove.cluster import Event, Tally, Where, a_round
 from tests.prove.kind_rig import rig_on
 from tests.prove.section import Deadline, Harm, Verdict
 
-pytestmark = [pytest.mark.kafka, pytest.mark.thorough, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 _LITTLE = 3000
 
 
