@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from statestore.errors import (
+    InputLost,
     MalformedRecords,
-    RecordFailed,
     StateStoreError,
     TaskCorrupted,
     Unavailable,
@@ -53,7 +53,7 @@ class Broken:
     ("failure", "told"),
     [
         (MalformedRecords("a checksum is wrong"), Unavailable),
-        (RecordFailed("offset 3 is gone"), TaskCorrupted),
+        (InputLost("offset 3 is gone"), TaskCorrupted),
         (Unavailable("nobody is there"), Unavailable),
     ],
 )
