@@ -10,7 +10,7 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
-from statestore.errors import StateStoreError
+from statestore.errors import Locked, StateStoreError
 from statestore.layout.audits import AuditVerdict
 from statestore.operations.audits.perform import audit
 from statestore.operations.exports.catalog import Exports
@@ -21,7 +21,7 @@ from statestore.operations.running.run import RunRequest, RunSummary
 from statestore.operations.running.runner import serve_here, start_run
 from statestore.runtime import Runtime
 from statestore.serving.service import StateService
-from tests.builders import eventually
+from tests.builders import DEADLINE_S, eventually
 from tests.contract.test_repartition_steps import World, counting
 from tests.relocation_rig import in_memory_folder
 from tests.serving_rig import LONG_LEASE
@@ -46,6 +46,13 @@ class Exporting(World):
             start_run(runtime, self.pipeline, RunRequest()) as started,
         ):
             return serve_here(started, Event())
+
+
+class Served(World):
+    """The same beside a server, which locks a task's folder for a moment as it copies."""
+
+    def runtime(self, **more: object) -> Runtime:
+        return super().runtime(**{"statestore.lock.wait.ms": round(DEADLINE_S * 1000), **more})
 
 
 @pytest.fixture
@@ -113,7 +120,7 @@ def test_what_was_begun_again_is_never_replaced_by_an_export_of_before(world: Ex
 
 
 def test_a_server_that_runs_during_changes_answers_rightly_or_not_at_all(folder: Path) -> None:
-    world = World(folder, counting()).send(100)
+    world = Served(folder, counting()).send(100)
     world.run()
     known = {"application.id": "app", "state.dir": str(folder / "state"), **LONG_LEASE}
     wrong: list[str] = []
@@ -136,13 +143,22 @@ def test_a_server_that_runs_during_changes_answers_rightly_or_not_at_all(folder:
         asking.start()
         try:
             for partitions, inputs in ((5, Inputs.GROW), (3, Inputs.RECREATE)):
-                world.change(partitions, inputs)
+                eventually(lambda: is_changed(world, partitions, inputs), "it is changed")
                 world.send(100).run()
                 eventually(lambda: is_served(service, world.sent), "copies of now")
         finally:
             ending.set()
             asking.join()
     assert wrong == []
+
+
+def is_changed(world: World, partitions: int, inputs: Inputs) -> bool:
+    """Change the count, unless the server is about to copy a folder, which it locks."""
+    try:
+        world.change(partitions, inputs)
+    except Locked:
+        return False
+    return True
 
 
 def is_served(service: StateService, sent: dict[str, int]) -> bool:
