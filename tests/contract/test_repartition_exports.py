@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from threading import Event, Thread
@@ -143,7 +144,7 @@ def test_a_server_that_runs_during_changes_answers_rightly_or_not_at_all(folder:
         asking.start()
         try:
             for partitions, inputs in ((5, Inputs.GROW), (3, Inputs.RECREATE)):
-                eventually(lambda: is_changed(world, partitions, inputs), "it is changed")
+                eventually(partial(is_changed, world, partitions, inputs), "it is changed")
                 world.send(100).run()
                 eventually(lambda: is_served(service, world.sent), "copies of now")
         finally:
