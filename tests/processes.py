@@ -254,10 +254,10 @@ class _Server:
         self._process.wait()
 
 
-def outputs_of(process: AnyProcess) -> tuple[str, str]:
+def outputs_of(process: AnyProcess, within_s: float = _END_S) -> tuple[str, str]:
     """Both outputs of a process, at its end; where each thread stands, if it does not end."""
     try:
-        return process.communicate(timeout=_END_S)
+        return process.communicate(timeout=within_s)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGABRT)
         _, err = process.communicate(timeout=_END_S)

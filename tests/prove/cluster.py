@@ -295,9 +295,7 @@ def _leading(brokers: ThreeBrokers, rig: KindRig, event: Event, rng: Random) -> 
 def _end_of(process: Process) -> tuple[int, str]:
     """The exit code of a run, and what it said; Refused if it does not end."""
     try:
-        with suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=_PATIENT_S)
-        _, said = processes.outputs_of(process)
+        _, said = processes.outputs_of(process, _PATIENT_S)
     except AssertionError as error:
         raise Refused(f"a run does not end: {str(error)[-4000:]}") from error
     assert process.returncode is not None

@@ -5,11 +5,9 @@ its end, and what it has put out by then is compared with what plain code says.
 """
 
 import random
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +18,7 @@ from statestore.faults import CrashPoint
 from statestore.model.modes import KafkaClient
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import ELSEWHERE
-from tests.prove.kind_rig import SETTINGS, Found, KindRig, Refused, rig_on
+from tests.prove.kind_rig import SETTINGS, Found, KindRig, Refused, broker_of, rig_on
 from tests.prove.kinds import KINDS
 from tests.prove.section import (
     Coverage,
@@ -32,7 +30,6 @@ from tests.prove.section import (
     SectionResult,
     repeating,
 )
-from tests.shared_kafka import CONFIG
 
 POINTS = tuple(point for point in CrashPoint if point not in ELSEWHERE)
 _STATELESS = "stateless"
@@ -90,7 +87,7 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
     """Plant each defect, then kill until the time is over."""
     tally = Tally()
     planted: list[Planted] = []
-    with _broker() as (kafka, folder):
+    with broker_of("kills") as (kafka, folder):
         planting = deadline.part(_PLANTED_SHARE)
         for defect in DEFECTS:
             if not planted or not planting.over:
@@ -119,15 +116,6 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
         figures={"runs that ended before the point they were to die at": str(tally.missed)},
         notes=(_NOTE,),
     )
-
-
-@contextmanager
-def _broker() -> Iterator[tuple[LocalKafka, Path]]:
-    with (
-        LocalKafka(config=CONFIG) as kafka,
-        tempfile.TemporaryDirectory(prefix="prove-kills-") as scratch,
-    ):
-        yield kafka, Path(scratch)
 
 
 class _Chain:

@@ -5,8 +5,10 @@ Nothing of the library judges it: topics are read by plain consumers, rows of st
 
 import json
 import signal
+import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,13 @@ from statestore import serdes
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.stores.specs import SessionRows, WindowRows
 from statestore.testing.local_kafka import LocalKafka
+from tests import processes
 from tests.builders import DEADLINE_S
 from tests.crash.kill_harness import Rig
 from tests.prove import defects, kinds
 from tests.prove.kinds import KINDS, OTHERS, PARTITIONS, START_MS, Form, Kind, key_of
 from tests.prove.section import Harm
+from tests.shared_kafka import CONFIG
 
 SETTINGS: Mapping[str, object] = {
     "statestore.batch.max.records": 60,
@@ -87,7 +91,7 @@ class KindRig(Rig):
     def killed_at(self, crash_at: str) -> bool:
         """Whether a run died there; one that does not come there ends well, or raises Refused."""
         process = self.start(crash_at)
-        _, err = process.communicate(timeout=4 * DEADLINE_S)
+        _, err = processes.outputs_of(process)
         if process.returncode not in {0, -signal.SIGKILL}:
             raise Refused(err[-2000:] or f"code {process.returncode}")
         return bool(process.returncode)
@@ -95,7 +99,7 @@ class KindRig(Rig):
     def ended(self) -> None:
         """Run to the end; Refused if that fails."""
         process = self.start()
-        _, err = process.communicate(timeout=4 * DEADLINE_S)
+        _, err = processes.outputs_of(process)
         if process.returncode:
             raise Refused(err[-2000:] or f"code {process.returncode}")
 
@@ -183,6 +187,16 @@ class KindRig(Rig):
                 "log_level": 0,
             }
         )
+
+
+@contextmanager
+def broker_of(section: str) -> Iterator[tuple[LocalKafka, Path]]:
+    """A broker of a section's own, and a folder for its files."""
+    with (
+        LocalKafka(config=CONFIG) as kafka,
+        tempfile.TemporaryDirectory(prefix=f"prove-{section}-") as scratch,
+    ):
+        yield kafka, Path(scratch)
 
 
 def rig_on(kafka: LocalKafka, folder: Path, kind: str, name: str, **fields: Any) -> KindRig:

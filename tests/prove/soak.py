@@ -7,13 +7,12 @@ nothing was lost or doubled, and the product's own audit is right.
 
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -29,7 +28,7 @@ from statestore.testing.local_kafka import LocalKafka
 from tests import processes
 from tests.crash.kill_harness import STATESTORE
 from tests.processes import Process
-from tests.prove.kind_rig import KindRig, Refused, rig_on
+from tests.prove.kind_rig import KindRig, Refused, broker_of, rig_on
 from tests.prove.kinds import PARTITIONS
 from tests.prove.section import (
     Deadline,
@@ -40,7 +39,6 @@ from tests.prove.section import (
     SectionResult,
     repeating,
 )
-from tests.shared_kafka import CONFIG
 
 # Of one input: what waits for another one is not known record by record while a run goes on.
 STEADY_KINDS = ("aggregate", "repartition", "processor", "windows", "sessions", "timers")
@@ -236,7 +234,7 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
     """Soak two applications of the seed's kinds until the time is over, and one with a defect."""
     rng = Random(seed)
     kinds = rng.sample(STEADY_KINDS, 2)
-    with _broker() as (kafka, folder):
+    with broker_of("soak") as (kafka, folder):
         planted = _planted(kafka, folder, deadline.part(_PLANTED_SHARE), seed)
         rate = int(max(1, min(_RATE, _MOST_RECORDS / max(1.0, deadline.left_s))))
         soaked = [
@@ -282,15 +280,6 @@ def _planted(kafka: LocalKafka, folder: Path, deadline: Deadline, seed: int) -> 
     one = Soaked(rig, Random(seed), killed=False)
     one.soak(Deadline(min(_PLANTED_S, deadline.seconds)), _RATE, least=_LEAST_PLANTED)
     return Planted("hoarder", tuple(sorted({rule for rule, _, _ in one.findings()})), 1)
-
-
-@contextmanager
-def _broker() -> Iterator[tuple[LocalKafka, Path]]:
-    with (
-        LocalKafka(config=CONFIG) as kafka,
-        tempfile.TemporaryDirectory(prefix="prove-soak-") as scratch,
-    ):
-        yield kafka, Path(scratch)
 
 
 def _sizes(folder: Path) -> Iterator[int]:

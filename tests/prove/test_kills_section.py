@@ -21,10 +21,10 @@ def little(kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A broker that is there already, and few kills."""
 
     @contextmanager
-    def broker() -> Iterator[tuple[LocalKafka, Path]]:
+    def broker(_section: str) -> Iterator[tuple[LocalKafka, Path]]:
         yield kafka, tmp_path
 
-    monkeypatch.setattr(kills, "_broker", broker)
+    monkeypatch.setattr(kills, "broker_of", broker)
     monkeypatch.setattr(kills, "_AT_ONCE", 1)
     monkeypatch.setattr(kills, "_KILLS_A_ROUND", 2)
     monkeypatch.setattr(kills, "POINTS", (CrashPoint.COMMIT_LOG_DONE, CrashPoint.CLAIM_OWNED))

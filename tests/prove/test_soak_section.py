@@ -18,10 +18,10 @@ def test_a_little_soaking_holds_and_catches_a_hoarder(
     kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def broker() -> Iterator[tuple[LocalKafka, Path]]:
+    def broker(_section: str) -> Iterator[tuple[LocalKafka, Path]]:
         yield kafka, tmp_path
 
-    monkeypatch.setattr(soak, "_broker", broker)
+    monkeypatch.setattr(soak, "broker_of", broker)
     monkeypatch.setattr(soak, "_KILL_EVERY_S", 4.0)
     result = soak.run(5, Deadline(50))
     assert result.verdict is Verdict.HELD, result.findings

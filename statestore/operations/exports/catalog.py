@@ -296,12 +296,14 @@ class Exports:
             named: set[str] = set()
             for export_id in reversed(ids):
                 try:
-                    manifest = self.read(export_id)
+                    manifest = self._read(export_id)
                 except ExportDamaged as error:
                     # It does not count as one of those to keep, because nobody could restore it.
                     _log.warning("%s", error)
                     young = manifests.made_after(export_id) > since_ms
                     (damaged if young or len(kept) < retention.keep else removed).append(export_id)
+                    continue
+                if manifest is None:  # removed by hand just now
                     continue
                 if len(kept) < retention.keep or manifest.made_ms > since_ms:
                     kept.append(export_id)
