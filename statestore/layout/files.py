@@ -19,6 +19,7 @@ _CHECKPOINT_VERSION = 0
 _OFFSETS_MAX = 64 << 20
 _PARTITION_MAX = (1 << 31) - 1
 _OFFSET_MAX = (1 << 63) - 1
+_REMOVE_TRIES = 100
 
 
 class NotAFile(OSError):
@@ -151,13 +152,25 @@ def remove(path: Path, then: str) -> None:
     try:
         there = path.resolve()
         if there.is_dir():
-            shutil.rmtree(there)
+            _remove_tree(there)
         if path.is_symlink() or path.is_file():
             path.unlink()
     except OSError as error:
         raise HostFailure(
             f"cannot remove {path}: {error.strerror}; make it writable, then {then}"
         ) from error
+
+
+def _remove_tree(folder: Path) -> None:
+    """Remove a folder, in which a reader may ask for a snapshot, or cease to, meanwhile."""
+    for left in reversed(range(_REMOVE_TRIES)):
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            if not left or error.errno not in {errno.ENOTEMPTY, errno.ENOENT}:
+                raise
+        if not folder.is_dir():
+            return
 
 
 def sync_folder(folder: Path) -> None:

@@ -41,6 +41,7 @@ from statestore.ports import Clock
 QUARANTINE_RECORD = ".quarantined.json"
 _EPOCH = re.compile(rf"{STORES}(?:\.([1-9][0-9]{{0,17}}))?")
 _EXPORT_ORIGIN = ".from-export.json"
+_COPIED_MS = 5_000
 
 
 class Quarantined(msgspec.Struct, frozen=True):
@@ -97,8 +98,9 @@ class StateLayout:
     ) -> Iterator[None]:
         """Claim the application and keep owners out of all its tasks and of `tasks`.
 
-        Locked names an owner, or a store that a process has open without being one. Without locks
-        nothing is taken over: an owner counts as alive unless it is known to be dead.
+        Locked names an owner, or a store that a process has open without being one. For a task it
+        waits 5 s at least, because a reader that copies its stores has the lock for a moment.
+        Without locks nothing is taken over: an owner counts as alive unless it is known to be dead.
         """
         what, application = f"application {self.application_id}", self.application_dir
         with ExitStack() as held:
@@ -106,6 +108,7 @@ class StateLayout:
                 held.enter_context(owners.at_rest(application, what=what, wait_ms=0, locks=False))
             held.callback(self.claim(wait_ms=wait_ms, clock=clock, locks=locks).release)
             every = {*tasks, *self.tasks()}
+            wait_ms = max(wait_ms, _COPIED_MS)
             held.enter_context(self.at_rest(*every, wait_ms=wait_ms, locks=locks))
             self.check_closed(self.tasks())
             yield

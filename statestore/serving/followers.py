@@ -65,14 +65,24 @@ class TaskState(NamedTuple):
 class _Opened(NamedTuple):
     replica: Replica
     epoch: int | None
+    deployed: object
+    """The identity of the deployed topology's file, as it was once the copy was there."""
 
 
 class Follower:
     """The copy of one stream task. All methods but `state` are for one thread."""
 
-    def __init__(self, task: TaskId, environment: Environment, openers: "_Openers") -> None:
+    def __init__(
+        self,
+        task: TaskId,
+        environment: Environment,
+        openers: "_Openers",
+        is_known: Callable[[object], bool],
+    ) -> None:
+        """`is_known`: whether that is the identity of the topology that questions go by."""
         self.task = task
         self._environment = environment
+        self._is_known = is_known
         self._folder = environment.layout.task_dir(task)
         self._openers = openers
         self._opening: Future[_Opened] | None = None
@@ -159,6 +169,8 @@ class Follower:
         opening = self._opening
         if opening is None or not opening.done():
             return
+        if opening.exception() is None and not self._is_known(opening.result().deployed):
+            return  # with other partitions, rows would seem not to exist
         self._opening = None
         try:
             made = opening.result()
@@ -190,7 +202,8 @@ class Follower:
         replica = Replica(self.task, snapshot, self._environment.databases)
         if replica.committed_ms is None:
             replica.committed_ms = read_progress(self._folder).last_commit_ms
-        return _Opened(replica, None if owner is None else owner.epoch)
+        deployed = _identity(self._environment.layout.topology_file)
+        return _Opened(replica, None if owner is None else owner.epoch, deployed)
 
 
 class Followers:
@@ -280,7 +293,14 @@ class Followers:
             for store in stores[task]:
                 self._widths[store] = max(self.width(store), task.partition + 1)
         for task in there - self._followers.keys():
-            self._followers[task] = Follower(task, self._environment, self._openers)
+            self._followers[task] = Follower(task, self._environment, self._openers, self._is_known)
+
+    def _is_known(self, deployed: object) -> bool:
+        """Return whether that is the topology seen last; if not, have it looked at next."""
+        if deployed == self._deployed_seen:
+            return True
+        self._looked_s = float("-inf")
+        return False
 
 
 def _made_anew(before: Deployed, now: Deployed) -> set[str]:

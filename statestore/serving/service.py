@@ -388,6 +388,10 @@ class StateService:
         """Ask the copies of some stream tasks, each at one commit; close what is returned."""
         with ExitStack() as kept:
             replicas = [self._borrowed(view, task, kept) for task in tasks]
+            if self._view(view.name).partitions != view.partitions:
+                raise Unavailable(
+                    f"store {view.name!r} has another number of partitions now: ask again"
+                )
             with ExitStack() as turns:
                 # All threads take the turns in the order of tasks, and keep them for a moment.
                 for replica, _ in replicas:

@@ -4,14 +4,16 @@ import json
 import os
 import stat
 import threading
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.errors import HostFailure, Misuse
-from statestore.layout.files import publish, read_checkpoint, write_checkpoint
+from statestore.errors import HostFailure, Locked, Misuse
+from statestore.layout import owners
+from statestore.layout.files import publish, read_checkpoint, remove, write_checkpoint
 from statestore.layout.folders import StateLayout, check_store_name
 from statestore.model.ids import TaskId, TopicPartition
 from tests.builders import ManualClock, child
@@ -40,6 +42,52 @@ def test_paths_follow_the_grammar_of_kafka_streams(layout: StateLayout) -> None:
     assert layout.store_dir(TASK, "prices") == root / "shop" / "0_3" / "rocksdb" / "prices"
     assert layout.topology_file == root / "shop" / "topology.json"
     assert not root.exists()
+
+
+def test_a_folder_is_removed_while_others_write_into_it_and_take_back(tmp_path: Path) -> None:
+    ending = threading.Event()
+    folder = tmp_path / "0_3"
+
+    def ask() -> None:
+        request = folder / "requests" / "mine"
+        while not ending.is_set():
+            with suppress(OSError):
+                request.touch()
+                request.unlink()
+
+    asking = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    try:
+        for _ in range(200):
+            (folder / "requests").mkdir(parents=True)
+            remove(folder, "do it again")
+            assert not folder.exists()
+    finally:
+        ending.set()
+        for thread in asking:
+            thread.join()
+
+
+def test_who_wants_to_be_alone_waits_for_a_reader_that_copies(layout: StateLayout) -> None:
+    folder = layout.task_dir(TASK)
+    layout.create(folder)
+    with ExitStack() as copying:
+        copying.enter_context(owners.at_rest(folder, what="task 0_3", wait_ms=0))
+        done = threading.Timer(0.3, copying.close)
+        done.start()
+        with layout.alone(wait_ms=0, clock=ManualClock()):
+            done.join()
+
+
+def test_who_wants_to_be_alone_is_told_of_an_owner_that_stays(layout: StateLayout) -> None:
+    folder = layout.task_dir(TASK)
+    layout.create(folder)
+    held = owners.claim(folder, what="task 0_3", wait_ms=0, clock=ManualClock())
+    alone = layout.alone(wait_ms=0, clock=ManualClock())
+    with pytest.raises(Locked, match=r"task 0_3 .*is owned by process"), alone:
+        pass
+    held.release()
 
 
 def test_tasks_and_stores_on_disk_are_listed_in_order(layout: StateLayout) -> None:
