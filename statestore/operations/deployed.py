@@ -290,6 +290,33 @@ def read_deployed(layout: StateLayout) -> Deployed:
     return Deployed() if found is None else found
 
 
+def deployed_identity(layout: StateLayout) -> object:
+    """Return what changes whenever `topology.json` is written; None if it is not there."""
+    try:
+        seen = layout.topology_file.stat()
+    except FileNotFoundError:
+        return None
+    return seen.st_mtime_ns, seen.st_ino
+
+
+def made_anew(before: Deployed, now: Deployed) -> set[str]:
+    """Return the stores whose changelogs were created again, as with another partition count.
+
+    Their tasks may have new folders under the same names, with owners of the same epochs, and their
+    rows may lie in other partitions.
+    """
+    return {
+        store
+        for store, known in before.stores.items()
+        if store in now.stores and is_made_anew(known, now.stores[store])
+    }
+
+
+def is_made_anew(before: DeployedStore, now: DeployedStore) -> bool:
+    """Return whether the changelog of a store was created again in between."""
+    return before.changelog_id is not None and now.changelog_id != before.changelog_id
+
+
 def publish_deployed(layout: StateLayout, said: Deployed) -> None:
     """Write `topology.json`."""
     files.publish(layout.topology_file, msgspec.json.encode(said))

@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Final, NamedTuple
 
-from statestore.errors import Misuse, UnknownStore
+from statestore.errors import Misuse, Unavailable, UnknownStore
 from statestore.model.batch import in_lots
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.operations.audits.both_sides import AuditRows, Subject
 from statestore.operations.audits.perform import log_side
+from statestore.operations.deployed import DeployedStore, is_made_anew
 from statestore.operations.environment import Environment
 from statestore.operations.exports.catalog import Exports, FetchedStore, find_exported
-from statestore.operations.looking.at_rest import StoresAtRest, open_reader
+from statestore.operations.looking.at_rest import StoresAtRest, made_anew_text, open_reader
 from statestore.reading.splits import Split, split_reader
 from statestore.reading.views import StoreView
 from statestore.stores.kinds.kind import AnyReader, Columns, StoreKind
@@ -128,6 +129,9 @@ def committed_rows(
         return
     with closing(StoresAtRest(environment)) as looked:
         partition = TaskId.parse(stream_task).partition
+        now = looked.deployed.stores.get(view.name)
+        if isinstance(view.known, DeployedStore) and now and is_made_anew(view.known, now):
+            raise Unavailable(made_anew_text(view.name))
         tasks = looked.find(view.name, partition, kind=view.kind.name)
         task = next((task for task in tasks if str(task) == stream_task), None)
         if task is None:

@@ -14,14 +14,18 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from enum import StrEnum
-from pathlib import Path
 from typing import NamedTuple
 
 from statestore.errors import Sparing, StateStoreError, one_line
 from statestore.layout.commit_feeds import FeedEnd
 from statestore.layout.owners import Owner, read_owner
 from statestore.model.ids import TaskId
-from statestore.operations.deployed import Deployed, read_deployed
+from statestore.operations.deployed import (
+    Deployed,
+    deployed_identity,
+    made_anew,
+    read_deployed,
+)
 from statestore.operations.environment import Environment
 from statestore.operations.looking.task_snapshots import Snapshots
 from statestore.serving.replicas import Replica
@@ -202,7 +206,7 @@ class Follower:
         replica = Replica(self.task, snapshot, self._environment.databases)
         if replica.committed_ms is None:
             replica.committed_ms = read_progress(self._folder).last_commit_ms
-        deployed = _identity(self._environment.layout.topology_file)
+        deployed = deployed_identity(self._environment.layout)
         return _Opened(replica, None if owner is None else owner.epoch, deployed)
 
 
@@ -275,7 +279,7 @@ class Followers:
         layout = self._environment.layout
         self._looked_s = self._environment.clock.monotonic()
         try:
-            seen = _identity(layout.topology_file)
+            seen = deployed_identity(layout)
             deployed = self._deployed if self._deployed_seen == seen else read_deployed(layout)
             stores = {task: layout.stores(task) for task in layout.tasks()}
         except (OSError, StateStoreError) as error:
@@ -283,7 +287,7 @@ class Followers:
                 _log.warning("cannot look at %s: %s", layout.application_dir, one_line(error))
             return
         there = {task for task, found in stores.items() if found}
-        anew = _made_anew(self._deployed, deployed)
+        anew = made_anew(self._deployed, deployed)
         gone = {task for task in self._followers if not anew.isdisjoint(stores.get(task, ()))}
         for task in gone | (self._followers.keys() - there):
             self._followers.pop(task).close()
@@ -301,20 +305,6 @@ class Followers:
             return True
         self._looked_s = float("-inf")
         return False
-
-
-def _made_anew(before: Deployed, now: Deployed) -> set[str]:
-    """The stores whose changelogs were created again, after a change of the partition count.
-
-    Their tasks may have new folders under the same names, with owners of the same epochs.
-    """
-    return {
-        store
-        for store, known in before.stores.items()
-        if known.changelog_id is not None
-        and store in now.stores
-        and now.stores[store].changelog_id != known.changelog_id
-    }
 
 
 class _Openers:
@@ -348,15 +338,6 @@ class _Openers:
         self.ending.set()
         for thread in self._threads:
             thread.join()
-
-
-def _identity(path: Path) -> object:
-    """What changes with the content of a file that is published; None if there is no file."""
-    try:
-        seen = path.stat()
-    except FileNotFoundError:
-        return None
-    return seen.st_mtime_ns, seen.st_ino
 
 
 def _discard(opening: Future[_Opened]) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from shutil import rmtree
 from threading import Event, Thread
@@ -10,17 +11,19 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
-from statestore.errors import StateStoreError
+from statestore.errors import StateStoreError, Unavailable
 from statestore.layout.audits import AuditVerdict
 from statestore.operations.audits.perform import audit
 from statestore.operations.exports.catalog import Exports
 from statestore.operations.exports.create import create_export
 from statestore.operations.exports.restore_export import Choice, restore_export
+from statestore.operations.looking.at_rest import StoresAtRest
 from statestore.operations.repartition.partition_plan import Inputs
 from statestore.operations.running.run import RunRequest, RunSummary
 from statestore.operations.running.runner import serve_here, start_run
 from statestore.runtime import Runtime
 from statestore.serving.service import StateService
+from statestore.spark.datasource import TransactionalStore
 from tests.builders import DEADLINE_S, eventually
 from tests.contract.test_repartition_steps import World, counting
 from tests.relocation_rig import in_memory_folder
@@ -179,3 +182,40 @@ def test_readers_find_each_key_where_it_lies_before_and_after_the_next_start(
     )
     with ss.open_snapshot(world.root / "state", "app", spec, export=old, settings=export) as store:
         assert sum(store.get(key) or 0 for key in world.sent) == 100, "as it was exported"
+
+
+def test_a_snapshot_that_is_open_over_a_change_shows_what_was_there(folder: Path) -> None:
+    world = Served(folder, counting()).send(100)
+    world.run()
+    before = dict(world.sent)
+    with ss.open_snapshot(folder / "state", "app", "counts") as store:
+        world.change(5)
+        world.send(100).run()
+        assert {key: store.get(key) for key in world.sent} == before
+
+
+def test_a_look_that_goes_on_after_a_change_is_told_to_begin_again(folder: Path) -> None:
+    world = Served(folder, counting()).send(100)
+    world.run()
+    with world.runtime() as runtime, closing(StoresAtRest(runtime)) as looked:
+        (first, second) = looked.find("counts")
+        looked.snapshot(first)
+        world.change(5)
+        world.send(100).run()
+        looked.snapshot(first)
+        with pytest.raises(Unavailable, match=r"0_1: .* counts was made anew .*: begin again"):
+            looked.snapshot(second)
+
+
+def test_a_read_that_was_planned_before_a_change_leaves_no_row_out(folder: Path) -> None:
+    world = Served(folder, counting()).send(100)
+    world.run()
+    named = {"state_dir": str(folder / "state"), "application_id": "app", "store": "counts"}
+    source = TransactionalStore(named)
+    reader = source.reader(source.schema())
+    planned = reader.partitions()
+    world.change(5)
+    world.send(100).run()
+    for part in planned:
+        with pytest.raises(Unavailable, match=r"store counts was made anew .*: begin again"):
+            list(reader.read(part))

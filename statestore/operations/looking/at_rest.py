@@ -13,11 +13,17 @@ from stat import S_ISREG
 from typing import NamedTuple, Protocol
 
 from statestore import serdes
-from statestore.errors import Misuse, StateStoreError, TaskCorrupted, UnknownStore
+from statestore.errors import Misuse, StateStoreError, TaskCorrupted, Unavailable, UnknownStore
 from statestore.layout.folders import StateLayout
 from statestore.layout.global_versions import GlobalVersions
 from statestore.model.ids import TaskId, TopicPartition
-from statestore.operations.deployed import DeployedGlobal, DeployedStore, read_deployed
+from statestore.operations.deployed import (
+    DeployedGlobal,
+    DeployedStore,
+    deployed_identity,
+    made_anew,
+    read_deployed,
+)
 from statestore.operations.environment import Environment
 from statestore.operations.looking.likely_partitions import likely_partitions
 from statestore.operations.looking.task_snapshots import Snapshot, Snapshots
@@ -71,6 +77,7 @@ class StoresAtRest:
         self._taken: dict[TaskId, Snapshot] = {}
         self._databases = environment.databases
         self._versions = GlobalVersions(layout)
+        self._deployed_seen = deployed_identity(layout)
         self.deployed = read_deployed(layout)
 
     def close(self) -> None:
@@ -224,12 +231,25 @@ class StoresAtRest:
         return found
 
     def snapshot(self, task: TaskId) -> Snapshot:
-        """Return the one snapshot for all looks at this stream task."""
+        """Return the one snapshot for all looks at this stream task.
+
+        Unavailable if it is of another topology than the looks before, with stores made anew.
+        """
         if task in self._taken:
             self._taken[task].renew()
         else:
             self._taken[task] = self._snapshots.take(task)
+            self._check_same(task)
         return self._taken[task]
+
+    def _check_same(self, task: TaskId) -> None:
+        """Check that rows of the snapshot lie in the partitions that were looked for."""
+        if deployed_identity(self._layout) == self._deployed_seen:
+            return
+        anew = made_anew(self.deployed, read_deployed(self._layout))
+        for store in anew.intersection(self._layout.stores(task)):
+            self._taken.pop(task).release()
+            raise Unavailable(f"stream task {task}: {made_anew_text(store)}")
 
     @contextmanager
     def opened(self, task: TaskId, store: str, *, kind: str = keyvalue.KIND) -> Iterator[Engine]:
@@ -252,6 +272,14 @@ def tasks_text(tasks: Sequence[TaskId]) -> str:
     named = ", ".join(map(str, tasks[:_NAMED]))
     more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
     return f"stream task{'' if len(tasks) == 1 else 's'} {named}{more}"
+
+
+def made_anew_text(store: str) -> str:
+    """Return what became of a store that is looked into, and the way out."""
+    return (
+        f"store {store} was made anew meanwhile, as with another number of partitions or by a "
+        "reset: begin again"
+    )
 
 
 def existing_application(layout: StateLayout) -> StateLayout:
