@@ -11,8 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
 PYTEST = SET_UP_SECONDS=$$(cat .venv/.set-up-seconds) $(BIN)/python -m pytest
-# Three processes more than there are cores, as tests wait: for brokers, for processes they killed.
-SIDE_BY_SIDE = --numprocesses=$$(( $$(nproc) + 3 )) --maxprocesses=5
+# Two processes more than there are cores, as tests wait: for brokers, for processes they killed.
+SIDE_BY_SIDE = --numprocesses=$$(( $$(nproc) + 2 )) --maxprocesses=4
 # A module stays in one process, as its tests share a broker.
 BY_MODULE = --dist=loadfile --no-loadscope-reorder
 

@@ -93,7 +93,7 @@ class MemoryBroker:
     def produce(self, tp: TopicPartition, record: Record[bytes | None, bytes | None]) -> int:
         """Append one record as any other producer would, and return its offset."""
         entry = LogEntry(-1, record.key, record.value, record.timestamp_ms, record.headers)
-        with self.state.appending:
+        with self.state.changing:
             return self.state.append(tp, entry)
 
     def records(self, topic: str) -> list[Record[bytes | None, bytes | None]]:

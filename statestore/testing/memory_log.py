@@ -125,11 +125,12 @@ class _Owner:
 class BrokerState:
     """What the ports of `memory_broker` share; tests may look in through it.
 
-    `appending` is held by whoever appends to logs, as the tasks of a slot begin side by side.
+    `changing` is held by whoever appends to logs or asks for, begins or ends transactions, as the
+    tasks of a slot begin side by side.
     """
 
     def __init__(self) -> None:
-        self.appending = threading.RLock()
+        self.changing = threading.RLock()
         self.topics: dict[str, list[Log]] = {}
         self.configs: dict[str, Mapping[str, str]] = {}
         self.ids: dict[str, str] = {}
@@ -141,10 +142,10 @@ class BrokerState:
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process gets of it, which makes a lock of its own."""
-        return {name: value for name, value in vars(self).items() if name != "appending"}
+        return {name: value for name, value in vars(self).items() if name != "changing"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, appending=threading.RLock())
+        vars(self).update(state, changing=threading.RLock())
 
     def require_up(self) -> None:
         """Raise what clients raise while nobody answers."""
@@ -204,11 +205,12 @@ class BrokerState:
     def fence(self, transactional_id: str) -> int:
         """Give the id a new epoch and abort what its last owner left open."""
         self.require_up()
-        owner = self._owners.setdefault(transactional_id, _Owner())
-        if owner.transaction is not None:
-            self._end(owner, TransactionOutcome.ABORTED)
-        owner.epoch += 1
-        return owner.epoch
+        with self.changing:
+            owner = self._owners.setdefault(transactional_id, _Owner())
+            if owner.transaction is not None:
+                self._end(owner, TransactionOutcome.ABORTED)
+            owner.epoch += 1
+            return owner.epoch
 
     def epoch(self, transactional_id: str) -> int:
         """Return how often the id was opened."""
@@ -228,16 +230,18 @@ class BrokerState:
 
     def end(self, transactional_id: str, epoch: int, outcome: TransactionOutcome) -> None:
         """Commit or abort: all its records and offsets at once."""
-        owner = self._owner(transactional_id, epoch)
-        assert owner.transaction is not None, "begin comes first"
-        self._end(owner, outcome)
+        with self.changing:
+            owner = self._owner(transactional_id, epoch)
+            assert owner.transaction is not None, "begin comes first"
+            self._end(owner, outcome)
 
     def is_pending(self, group_id: str, tp: TopicPartition) -> bool:
         """Whether an open transaction carries an offset of this group."""
-        return any(
-            owner.transaction is not None and (group_id, tp) in owner.transaction.group_offsets
-            for owner in self._owners.values()
-        )
+        with self.changing:
+            return any(
+                owner.transaction is not None and (group_id, tp) in owner.transaction.group_offsets
+                for owner in self._owners.values()
+            )
 
     def _owner(self, transactional_id: str, epoch: int) -> _Owner:
         self.require_up()
@@ -253,12 +257,11 @@ class BrokerState:
         transaction, owner.transaction = owner.transaction, None
         assert transaction is not None
         transaction.outcome = outcome
-        with self.appending:
-            for tp, first in transaction.first_offsets.items():
-                log = self.log(tp)
-                log.open.remove(first)
-                latest = log.entries[-1].timestamp_ms if log.entries else 0
-                control = LogEntry(-1, None, None, latest, transaction=transaction, is_control=True)
-                log.append(control)
+        for tp, first in transaction.first_offsets.items():
+            log = self.log(tp)
+            log.open.remove(first)
+            latest = log.entries[-1].timestamp_ms if log.entries else 0
+            control = LogEntry(-1, None, None, latest, transaction=transaction, is_control=True)
+            log.append(control)
         if outcome is TransactionOutcome.COMMITTED:
             self.groups.update(transaction.group_offsets)

@@ -158,7 +158,7 @@ class _Writer:
         self.ends: dict[TopicPartition, int] = {}
 
     def write(self, records: Records, transaction: Transaction | None, *, tracked: bool) -> None:
-        with self._state.appending:
+        with self._state.changing:
             self._write(records, transaction, tracked=tracked)
 
     def _write(self, records: Records, transaction: Transaction | None, *, tracked: bool) -> None:

@@ -10,14 +10,15 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import tenacity
 from confluent_kafka import (
     Consumer,
@@ -194,21 +195,38 @@ class Rig:
         return Kill(True, bool(before) or bool(self.committed()), is_open)
 
     def run_until_killed(self, rng: random.Random) -> Kill:
-        """A run killed at a random moment after its first commit."""
+        """A run without end, killed at a random moment after its first commit.
+
+        Records come all the time, or a quick run has nothing to write at that moment.
+        """
         before = self.committed()
-        process = self.start()
-        running = psutil.Process(process.pid)
-        span_s = rng.uniform(0.0, 0.4)
-        deadline = _Deadline(DEADLINE_S)
-        while process.poll() is None and self.committed() == before:
-            deadline.check("no commit")
-        try:
-            process.wait(timeout=span_s)
-        except subprocess.TimeoutExpired:
-            running.kill()
-        process.communicate(timeout=DEADLINE_S)
+        process = replace(self, options=("--run-for=forever",)).start()
+        with self._produced_until_stopped():
+            deadline = _Deadline(DEADLINE_S)
+            while self.committed() == before:
+                assert process.poll() is None, processes.outputs_of(process)[1][-4000:]
+                deadline.check("no commit")
+            time.sleep(rng.uniform(0.0, 0.4))
+            process.kill()
+        processes.outputs_of(process)
         died = process.returncode == -signal.SIGKILL
         return Kill(died, self.committed() != before, died and self.writes_open())
+
+    @contextmanager
+    def _produced_until_stopped(self) -> Iterator[None]:
+        stop = threading.Event()
+
+        def produce() -> None:
+            while not stop.wait(0.02):
+                self.produce(500)
+
+        thread = threading.Thread(target=produce, name="producing")
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
     # What the log says.
 

@@ -149,7 +149,6 @@ def test_a_run_killed_at_random_moments_loses_and_doubles_nothing(
     counted = killed = 0
     # Not every moment counts: between a commit and the next write nothing is open.
     for _ in range(10 * wanted):
-        rig.produce(16_000)
         kill = rig.run_until_killed(rng)
         killed += kill.died
         counted += kill.counts

@@ -16,7 +16,12 @@ from jobs.pipelines.flights import topology
 from statestore import Settings, run
 from statestore.testing.local_kafka import LocalKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.airflow]
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.spark,
+    pytest.mark.airflow,
+    pytest.mark.timeout(900),
+]
 ROOT = Path(__file__).resolve().parents[2]
 SUMMARY = ROOT / ".scratch" / "demo-summary.json"
 FLIGHTS = 336_776

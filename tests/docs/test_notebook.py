@@ -15,10 +15,15 @@ from statestore.testing.kafka_node import reserved_ports
 from tests.builders import ROOT
 from tests.docs.notebook_page import Cell, cells, run_cells
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.thorough]
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.spark,
+    pytest.mark.thorough,
+    pytest.mark.timeout(900),
+]
 PAGE = ROOT / "docs" / "guides" / "notebook.md"
 PORT = "9092"  # what the page names; the test takes a free one
-CELL_S = 150
+CELL_S = 350  # Spark starts in one, beside other tests
 
 
 @pytest.fixture

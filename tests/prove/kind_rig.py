@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import msgspec
-from confluent_kafka import Producer
+from confluent_kafka import IsolationLevel, Producer
 
 import statestore as ss
 from statestore import serdes
@@ -163,6 +164,12 @@ class KindRig(Rig):
         """Of each input partition, as it was produced."""
         counts = Counter(number % PARTITIONS for number in range(self.produced))
         return {(f"{self.topic_prefix}-in", partition): n for partition, n in counts.items()}
+
+    def output_ends(self) -> dict[tuple[str, int], int]:
+        """Of each partition of the output, behind what open transactions wrote too."""
+        topic = f"{self.topic_prefix}-out"
+        tps = [confluent_kafka.TopicPartition(topic, p) for p in range(PARTITIONS)]
+        return self._ends(tps, IsolationLevel.READ_UNCOMMITTED)
 
     def _rows(self, name: str) -> list[tuple[bytes, bytes]]:
         rows = self.read(f"{self.topic_prefix}-{name}")

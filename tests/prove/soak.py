@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 import psutil
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from statestore.model.modes import KafkaClient
 from statestore.model.texts import size_text
@@ -45,7 +45,9 @@ STEADY_KINDS = ("aggregate", "repartition", "processor", "windows", "sessions", 
 _RATE, _MOST_RECORDS = 100, 400_000
 _KILL_EVERY_S = 60.0
 _SAMPLE_S = 1.0
-_QUARTERS = 4
+_WARM_S = 10.0
+"""A process that has put out something for less time still fills its caches."""
+_QUARTERS, _LEAST_OF_A_QUARTER = 4, 5
 _ENDED_BEFORE_IT_BEGAN = 128 + signal.SIGTERM
 _PLANTED_S = 40.0
 _PLANTED_SHARE = 0.2
@@ -77,6 +79,9 @@ LIMITS: Mapping[str, Limit] = {
 }
 
 
+OF_PROCESSES, OF_DISKS = ("memory", "threads", "open files"), ("files on disk", "bytes on disk")
+
+
 @dataclass
 class Watched:
     """What one application's run held, second by second, and how long its records took."""
@@ -84,27 +89,29 @@ class Watched:
     samples: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     latencies_ms: list[float] = field(default_factory=list)
 
-    @property
-    def count(self) -> int:
-        """How often it was looked."""
-        return len(self.samples["memory"])
+    def sample(self, process: Process | None, state_dir: Path) -> None:
+        """Note what is held now, of a warm process too; nothing of one that is ending."""
+        sizes = list(_sizes(state_dir))
+        self._note(OF_DISKS, (len(sizes), sum(sizes)))
+        if process is not None:
+            with suppress(psutil.Error):
+                run = psutil.Process(process.pid)
+                with run.oneshot():
+                    held = run.memory_info().rss, run.num_threads(), run.num_fds()
+                self._note(OF_PROCESSES, held)
 
-    def sample(self, process: Process, state_dir: Path) -> None:
-        """Note what is held now; nothing of a process that is ending."""
-        with suppress(psutil.Error):
-            run = psutil.Process(process.pid)
-            with run.oneshot():
-                held = run.memory_info().rss, run.num_threads(), run.num_fds()
-            sizes = list(_sizes(state_dir))
-            for name, value in zip(LIMITS, (*held, len(sizes), sum(sizes)), strict=True):
-                self.samples[name].append(value)
+    def _note(self, names: Sequence[str], values: Sequence[float]) -> None:
+        for name, value in zip(names, values, strict=True):
+            self.samples[name].append(value)
 
     def grown(self) -> list[str]:
-        """What the last quarter of the time has more of than the second."""
+        """What the last quarter of the time has more of than the second, as far as it is known."""
         found = []
         for name, limit in LIMITS.items():
-            quarters = _quarters(self.samples[name])
-            if quarters and not limit.allows(quarters[1], quarters[3]):
+            values = self.samples[name]
+            quarters = _quarters(values)
+            is_known = len(values) >= _QUARTERS * _LEAST_OF_A_QUARTER
+            if is_known and not limit.allows(quarters[1], quarters[3]):
                 texts = ", ".join(limit.text(one) for one in quarters)
                 found.append(f"{name}, by quarters of the time: {texts}")
         return found
@@ -134,28 +141,36 @@ class Soaked:
         self.is_killed = killed
         self._results = threading.Event()
         """Set once the present run has put out something."""
+        self._began_at: Mapping[tuple[str, int], int] = {}
+        """Where the output ended when the present run was started."""
+        self._warm_s = 0.0
         self._sent = 0, 0.0
         """How many batches of records were sent, and when the last of them was."""
 
     def soak(self, deadline: Deadline, rate: int, least: int = _LEAST) -> None:
         """Produce, watch and kill until the time is over; then stop the run in order.
 
-        Only a run that puts out results is looked at, at least so many times.
+        Only a run that puts out results is looked at, at least so many times: the process of one
+        that is never killed, else the state dir.
         """
+        counted = OF_DISKS[0] if self.is_killed else OF_PROCESSES[0]
         stop = threading.Event()
         reader = threading.Thread(target=self._read, args=(stop,), name=f"{self.rig.kind}-reader")
         reader.start()
         process = self._start()
         kill_s = self._next_kill()
         try:
-            while not self.failures and not (deadline.over and self.watched.count >= least):
+            while not self.failures and not (
+                deadline.over and len(self.watched.samples[counted]) >= least
+            ):
                 began_s = time.monotonic()
                 self._sent = self._sent[0] + 1, began_s
                 self.rig.produce(rate)
                 if process.poll() is not None:
                     self.failures.append(processes.outputs_of(process)[1][-2000:])
                 elif self._results.is_set():
-                    self.watched.sample(process, self.rig.state_dir)
+                    is_warm = began_s >= self._warm_s
+                    self.watched.sample(process if is_warm else None, self.rig.state_dir)
                     if began_s >= kill_s:
                         process.kill()
                         processes.outputs_of(process)
@@ -197,9 +212,10 @@ class Soaked:
 
     def _start(self) -> Process:
         self.rig.options = ("--run-for=forever",)
-        process = self.rig.start()
+        # What a killed run had put out may be read when the next one runs.
+        self._began_at = self.rig.output_ends()
         self._results.clear()
-        return process
+        return self.rig.start()
 
     def _next_kill(self) -> float:
         pause_s = self._rng.uniform(0.5, 1.5) * _KILL_EVERY_S
@@ -221,13 +237,21 @@ class Soaked:
         told = 0
         while not stop.is_set():
             came = [message for message in consumer.consume(1000, 0.1) if not message.error()]
-            if came:
+            if not self._results.is_set() and any(map(self._is_of_present_run, came)):
+                self._warm_s = time.monotonic() + _WARM_S
                 self._results.set()
             batches, sent_s = self._sent
             if came and told < batches:
                 self.watched.latencies_ms.append((time.monotonic() - sent_s) * 1000)
                 told = batches
         consumer.close()
+
+    def _is_of_present_run(self, message: Message) -> bool:
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        assert topic is not None
+        assert partition is not None
+        assert offset is not None
+        return offset >= self._began_at.get((topic, partition), 0)
 
 
 def run(seed: int, deadline: Deadline) -> SectionResult:
@@ -291,16 +315,16 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 def _quarters(values: Sequence[float]) -> list[float]:
-    """The median of each quarter; none if there are too few values."""
+    """The median of each quarter; none if there are fewer values."""
     if len(values) < _QUARTERS:
         return []
     return [float(np.median(part)) for part in np.array_split(np.asarray(values), _QUARTERS)]
 
 
 _NOTE = (
-    "Memory, threads, files and bytes are looked at once a second, and the last quarter of the "
-    "time is held against the second. How long records take is told and not judged, as it is the "
-    "machine's."
+    "Memory, threads, files and bytes are looked at once a second, those of a process once it has "
+    f"put out something for {_WARM_S:.0f} s, and the last quarter of the time is held against the "
+    "second. How long records take is told and not judged, as it is the machine's."
 )
 
 SECTION = Section(

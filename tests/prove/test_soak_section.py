@@ -33,11 +33,16 @@ def test_a_little_soaking_holds_and_catches_a_hoarder(
 
 def test_what_grows_is_told_by_quarters_and_what_warms_up_is_not() -> None:
     watched = Watched()
-    watched.samples.update({name: [1.0, 60.0, 60.0, 61.0] for name in LIMITS})
+    watched.samples.update({name: by_quarters(1, 60, 60, 61) for name in LIMITS})
     assert watched.grown() == []
-    watched.samples["open files"] = [1.0, 60.0, 70.0, 80.0]
-    watched.samples["memory"] = [1.0, 50 << 20, 60 << 20, 80 << 20]
+    watched.samples["open files"] = by_quarters(1, 60, 70, 80)
+    watched.samples["memory"] = by_quarters(1, 50 << 20, 60 << 20, 80 << 20)
+    watched.samples["threads"] = [1.0, 10.0, 10.0, 100.0]  # too few to judge
     assert watched.grown() == [
         "memory, by quarters of the time: 1 B, 50.0 MiB, 60.0 MiB, 80.0 MiB",
         "open files, by quarters of the time: 1, 60, 70, 80",
     ]
+
+
+def by_quarters(*values: float) -> list[float]:
+    return [float(value) for value in values for _ in range(5)]

@@ -123,3 +123,25 @@ def test_no_record_is_passed_over_that_another_thread_appends_during_a_poll() ->
         sys.setswitchinterval(before)
         appending.join()
     assert seen == count
+
+
+def test_offsets_are_asked_for_while_other_threads_open_and_end_transactions() -> None:
+    """As the tasks of a slot do."""
+    broker, count = broker_with(), 300
+
+    def own() -> None:
+        for i in range(count):
+            outbox = broker.outbox(f"app-{i}", "app")
+            outbox.open()
+            outbox.begin()
+            outbox.commit()
+
+    owning, cluster, before = Thread(target=own), broker.cluster("app"), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        owning.start()
+        while owning.is_alive():
+            assert cluster.group_offsets([LOG]) == {}
+    finally:
+        sys.setswitchinterval(before)
+        owning.join()
