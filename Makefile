@@ -6,7 +6,7 @@ CHECKS := check-types check-layers check-format check-lint check-spelling check-
 # Hundreds of short processes import the same modules: they compile them once, whatever the caller's
 # environment says.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-all docs drill prove bench bench-peers bench-turns lock advisories images wheel release-check clean
+.PHONY: help setup run up down fmt check $(CHECKS) test test-fast test-thorough test-again test-all docs drill prove bench bench-peers bench-turns lock advisories images wheel release-check clean
 
 BIN := .venv/bin
 CODE := $(wildcard statestore jobs dags scripts tests)
@@ -136,6 +136,9 @@ test-thorough: setup ## the second tier in an order by commit (SEED= repeats)
 	@REQUIRE_KAFKA=1 TEST_TIMES=.scratch/test-times/second SECOND_TIER_SECONDS=$(or $(SECONDS_LEFT),inf) \
 	  $(if $(SEED),COMMIT_SEED=$(SEED)) $(PYTEST) $(SIDE_BY_SIDE) $(BY_MODULE) \
 	  -m "thorough and not slow"
+
+test-again: setup ## what failed of the last test run, one by one, until one fails again
+	@REQUIRE_KAFKA=1 $(PYTEST) --verbose --last-failed --last-failed-no-failures=none --maxfail=1
 
 drill: setup ## kill runs at every crash point and in other ways; report in .scratch/drill (SEED=)
 	@$(BIN)/statestore drill --report .scratch/drill $(if $(SEED),--seed $(SEED))
