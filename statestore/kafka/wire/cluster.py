@@ -230,9 +230,7 @@ class ClusterMap:
     def close(self) -> None:
         """Close the connection of the questions; the next question makes one."""
         with self._lock:
-            if self._link is not None:
-                self._link.close()
-                self._link = None
+            self._hang_up()
 
     @contextmanager
     def _turn(self, doing: str) -> Iterator[float]:
@@ -256,16 +254,26 @@ class ClusterMap:
         since_s, retries, why = monotonic(), Retries(deadline_s), ""
         while True:
             try:
-                if self._link is None:
-                    self._link = self._any_link(deadline_s)
-                return ask(self._link, min(deadline_s, monotonic() + self._answer_s))
+                link = self._asking(deadline_s)
+                return ask(link, min(deadline_s, monotonic() + self._answer_s))
             except (Disconnected, Moving) as failure:
                 why = str(failure)
-                if isinstance(failure, Disconnected) and self._link is not None:
-                    self._link.close()
-                    self._link = None
+                if isinstance(failure, Disconnected):
+                    self._hang_up()
             if not retries.wait():
                 raise self.unanswered(doing, since_s, why)
+
+    def _asking(self, deadline_s: float) -> Connection:
+        if self._link is not None and self._link.is_expired:
+            self._hang_up()
+        if self._link is None:
+            self._link = self._any_link(deadline_s)
+        return self._link
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
 
     def _any_link(self, deadline_s: float) -> Connection:
         places = [*self._nodes.values(), *self._bootstrap]
@@ -310,13 +318,9 @@ class ClusterMap:
     def _codes(self, topics: list[str], deadline_s: float) -> dict[str, int]:
         """Ask once for these topics; return Kafka's code for each of them, 0 if it exists."""
         try:
-            if self._link is None:
-                self._link = self._any_link(deadline_s)
-            found = self._metadata(self._link, topics, deadline_s)
+            found = self._metadata(self._asking(deadline_s), topics, deadline_s)
         except Disconnected:
-            if self._link is not None:
-                self._link.close()
-                self._link = None
+            self._hang_up()
             raise
         return {topic.name: topic.error_code for topic in found.topics}
 
@@ -381,6 +385,8 @@ class Links:
     def to(self, node: int, deadline_s: float) -> Connection:
         """Return the connection to a broker, which is made if there is none; or Disconnected."""
         link = self._open.get(node)
+        if link is not None and link.is_expired:
+            link.close()
         if link is None or link.fileno() < 0:
             link = self._open[node] = self._cluster.connect(node, deadline_s)
         return link

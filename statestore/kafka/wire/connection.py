@@ -2,13 +2,19 @@
 
 Sockets block up to a deadline. A connection that has failed is closed, and another is made; what
 was asked on it has no answer. A connection is used by one thread.
+
+A broker may give a login a lifetime (`connections.max.reauth.ms`, or that of a token) and ends the
+connection with the first request after it. Before that time is over the connection logs in anew,
+between two requests (KIP-368); one that was idle for too long says so and is made anew.
 """
 
+import random
 import socket
 import ssl
 import struct
 from collections import deque
 from collections.abc import Mapping
+from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -32,6 +38,9 @@ _ANSWER_MAX_BYTES = 1 << 30
 _VERSIONS_VERSION = 3
 _SIZE = struct.Struct(">i")
 _TRANSACTIONS = "transaction.version"
+# After which share of a session's lifetime it is renewed, not on all connections at once.
+_RENEWED = (0.75, 0.85)
+_RENEW_S = 10.0
 
 
 class Disconnected(Exception):
@@ -73,6 +82,10 @@ class Connection:
         self._client_id = client_id
         self._number = 0
         self._pending: deque[tuple[int, Any, int]] = deque()
+        self._unread: deque[Any] = deque()
+        """Answers that came before a new login and that nobody has read yet."""
+        self._login = security.login
+        self._renew_s = self._end_s = inf
         self._buffer = bytearray(_RECEIVE_BYTES)
         self._got = 0
         self._need = 0
@@ -95,8 +108,13 @@ class Connection:
 
     @property
     def waiting(self) -> int:
-        """How many requests have no answer yet."""
-        return len(self._pending)
+        """How many requests have no answer yet, or one that was not read."""
+        return len(self._pending) + len(self._unread)
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether the broker would end it with the next request, as its session is over."""
+        return not self.waiting and monotonic() >= self._end_s
 
     @property
     def number(self) -> int:
@@ -114,7 +132,15 @@ class Connection:
         return min(most, at_most)
 
     def send(self, request: Any, response: Any, *, deadline_s: float) -> int:
-        """Send a request with its version; return its number. Answers come in this order."""
+        """Send a request with its version; return its number. Answers come in this order.
+
+        Disconnected if it cannot be sent, or if a session that is due cannot be renewed.
+        """
+        if monotonic() >= self._renew_s:
+            self._renew(min(deadline_s, monotonic() + _RENEW_S))
+        return self._send(request, response, deadline_s)
+
+    def _send(self, request: Any, response: Any, deadline_s: float) -> int:
         self._number += 1
         request.with_header(correlation_id=self._number, client_id=self._client_id)
         data = request.encode(framed=True, header=True)
@@ -132,6 +158,9 @@ class Connection:
 
         The caller may ask again.
         """
+        return self._unread.popleft() if self._unread else self._receive(deadline_s)
+
+    def _receive(self, deadline_s: float) -> Any:
         frame = self._frame(deadline_s)
         if frame is None:
             return None
@@ -150,17 +179,14 @@ class Connection:
 
     def ask(self, request: Any, response: Any, *, deadline_s: float) -> Any:
         """Send a request and return its answer; Disconnected if there is none in time."""
-        assert not self._pending, "answers come in order"
+        assert not self.waiting, "answers come in order"
         self.send(request, response, deadline_s=deadline_s)
-        answer = self.read(deadline_s=deadline_s)
-        if answer is None:
-            self.close()
-            raise Disconnected(f"{self.address}: no answer to {request.name}")
-        return answer
+        return self._answer(request.name, deadline_s)
 
     def close(self) -> None:
         """Close it; what it was asked has no answer. Closing twice is harmless."""
         self._pending.clear()
+        self._unread.clear()
         self._socket.close()
 
     def __del__(self) -> None:
@@ -169,12 +195,21 @@ class Connection:
             self._socket.close()
 
     def has_more(self) -> bool:
-        """Return whether bytes were taken from the socket that `read` has not seen."""
+        """Return whether something was taken from the socket that `read` has not returned."""
+        if self._unread:
+            return True
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def fileno(self) -> int:
         """Return the socket's descriptor, for selectors; -1 if it is closed."""
         return self._socket.fileno()
+
+    def _answer(self, name: str, deadline_s: float) -> Any:
+        answer = self._receive(deadline_s)
+        if answer is None:
+            self.close()
+            raise Disconnected(f"{self.address}: no answer to {name}")
+        return answer
 
     def _begin(self, security: Security, deadline_s: float) -> None:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -205,9 +240,22 @@ class Connection:
         except OSError as failure:
             raise Disconnected(f"{self.address}: {_why(failure)}") from failure
 
+    def _renew(self, deadline_s: float) -> None:
+        """Log in anew on this connection, once what was asked before is answered."""
+        while self._pending:
+            self._unread.append(self._answer("an earlier request", deadline_s))
+        assert self._login is not None, "only a login has a lifetime"
+        try:
+            self._log_in(self._login, deadline_s)
+        except InvalidSetting as refused:
+            # A new connection tells whether the user is refused, or only a second login.
+            self.close()
+            raise Disconnected(f"the session could not be renewed: {refused}") from refused
+
     def _log_in(self, login: Login, deadline_s: float) -> None:
+        self._renew_s = self._end_s = inf
         asked = SaslHandshakeRequest(version=1, mechanism=login.mechanism)
-        found = self.ask(asked, SaslHandshakeResponse, deadline_s=deadline_s)
+        found = self._exchange(asked, SaslHandshakeResponse, deadline_s)
         if found.error_code:
             raise InvalidSetting(
                 f"{self.address} does not take sasl.mechanism {login.mechanism}: it has "
@@ -218,17 +266,27 @@ class Connection:
             sasl_plain_username=login.username,
             sasl_plain_password=login.password,
         )
+        lifetime_ms = 0
         while not mechanism.is_done():
             said = SaslAuthenticateRequest(version=1, auth_bytes=mechanism.auth_bytes())
-            answer = self.ask(said, SaslAuthenticateResponse, deadline_s=deadline_s)
+            answer = self._exchange(said, SaslAuthenticateResponse, deadline_s)
             if answer.error_code:
                 raise self._refused(answer.error_message or for_code(answer.error_code).__name__)
             try:
                 mechanism.receive(answer.auth_bytes)
             except (ValueError, KeyError) as failure:
                 raise self._refused(str(failure)) from failure
+            lifetime_ms = answer.session_lifetime_ms
         if not mechanism.is_authenticated():
             raise self._refused("not authenticated")
+        if lifetime_ms > 0:
+            now_s, lifetime_s = monotonic(), lifetime_ms / 1000
+            self._renew_s = now_s + lifetime_s * random.uniform(*_RENEWED)
+            self._end_s = now_s + lifetime_s
+
+    def _exchange(self, request: Any, response: Any, deadline_s: float) -> Any:
+        self._send(request, response, deadline_s)
+        return self._answer(request.name, deadline_s)
 
     def _refused(self, why: str) -> InvalidSetting:
         return InvalidSetting(
