@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_
 from typing import Any, dataclass_transform
 
 from statestore.model.records import (
@@ -21,7 +21,6 @@ from statestore.model.records import (
 _RECORD: Callable[[tuple[Any, ...]], Record[Any, Any]] = partial(tuple.__new__, Record)
 _FIELDS = ("key", "value", "timestamp_ms", "headers")
 _BY_NAME: tuple[Callable[[Any], Any], ...] = tuple(map(attrgetter, _FIELDS))
-_BY_PLACE: tuple[Callable[[Any], Any], ...] = tuple(map(itemgetter, range(len(_FIELDS))))
 
 
 class LazyColumn(Sequence[T]):
@@ -358,13 +357,15 @@ class Batch:
     ) -> "Batch":
         """Return a batch of decoded records."""
         rows = list(records)
-        # By place, which takes half as long as by name.
-        getters = _BY_PLACE if set(map(type, rows)) == {Record} else _BY_NAME
-        keys, values, times, headers = (list(map(get, rows)) for get in getters)
+        if set(map(type, rows)) == {Record}:
+            # All fields at once, which takes a third of the time of one after the other.
+            keys, values, times, headers, *_ = zip(*rows, strict=True)
+        else:
+            keys, values, times, headers = (tuple(map(get, rows)) for get in _BY_NAME)
         return cls(
-            keys=Column(objects=keys),
-            values=Column(objects=values),
-            timestamps=times,
+            keys=Column(objects=list(keys)),
+            values=Column(objects=list(values)),
+            timestamps=list(times),
             headers=headers if any(headers) else None,
             stream_times=stream_times,
         )

@@ -207,10 +207,10 @@ class ProcessorContext(Generic[KF_contra, VF_contra]):
         made, self._forwarded = self._forwarded, []
         if not made:
             return []
-        records, children, times = map(list, zip(*made, strict=True))
-        if len(set(children)) == 1:
+        records, children, times = zip(*made, strict=True)
+        if children.count(children[0]) == len(children):
             check_records(records)
-            stream_times = None if any_none(times) else times
+            stream_times = None if None in times else list(times)
             return [(Batch.of(records, stream_times=stream_times), children[0])]
         runs = []
         start = 0
@@ -494,7 +494,8 @@ def check_records(forwarded: Sequence[Any]) -> None:
         times = [record.timestamp_ms for record in forwarded]
     except AttributeError as error:
         raise no_record(forwarded) from error
-    if set(map(type, times)) == {int} and max(map(abs, times)) <= EVENT_TIME_MAX_MS:
+    fits = set(map(type, times)) == {int}
+    if fits and min(times) >= -EVENT_TIME_MAX_MS and max(times) <= EVENT_TIME_MAX_MS:
         return
     for time in times:
         if type(time) is not int or abs(time) > EVENT_TIME_MAX_MS:
