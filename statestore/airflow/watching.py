@@ -44,7 +44,9 @@ class StatusOperator(StateStoreCommandOperator):
         if findings:
             raise AirflowFailException(f"{self.application_id}: {'; '.join(findings)}")
         if status.get("broker") and limits.keys() & {"records_behind", "seconds_behind"}:
-            raise JobFailed(f"{self.application_id}: its lag is not known: {status['broker']}")
+            told = f"{self.application_id}: its lag is not known: {status['broker']}"
+            # Another attempt would meet the same settings.
+            raise AirflowFailException(told) if status.get("broker_refuses") else JobFailed(told)
         self.log.info("%s: nothing to tell, by %s", self.application_id, limits or "no limits")
         return status
 

@@ -20,6 +20,7 @@ from statestore.errors import (
     AuditFailed,
     AuditTooOld,
     Behind,
+    InvalidSetting,
     NotChecked,
     StateStoreError,
     Unavailable,
@@ -91,7 +92,8 @@ def check_limits(
     name = found.application_id
     if max_lag_seconds is not None:
         if found.broker is not None:
-            return Unavailable(f"{name}: its lag is not known: {found.broker}")
+            kind = InvalidSetting if found.broker_refuses else Unavailable
+            return kind(f"{name}: its lag is not known: {found.broker}")
         if found.lag_seconds is None and not found.stream_tasks:
             return Behind(f"{name}: its lag is not known: it never ran, and no pipeline is at hand")
         if found.lag_seconds is None:

@@ -66,7 +66,7 @@ class Admin:
         """Wait for a connection and for metadata of the cluster; return its brokers' ids."""
         since_s = monotonic()
         try:
-            return connect(self.client, self.timeout_s)
+            return connect(self.client, self.timeout_s, self._trouble)
         except KafkaException as failure:
             raise self._error(failure, "reach the cluster", since_s) from failure
 

@@ -17,7 +17,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from statestore.errors import InvalidSetting, StateStoreError, Unavailable
-from statestore.kafka.error_codes import translated
+from statestore.kafka.error_codes import (
+    REFUSED_USER,
+    UNTRUSTED_BROKER,
+    UNTRUSTED_CLIENT,
+    is_unanswered,
+    run_callbacks,
+    translated,
+)
 from statestore.settings import Settings
 
 _log = logging.getLogger("statestore.kafka")
@@ -73,10 +80,14 @@ _PRODUCER_FIXED: Properties = {"enable.idempotence": True}
 
 
 _STATISTICS_MS = 1_000
+_FIRST_PATIENCE_S = 0.25
 
 
 # A broker that stopped or was slow during an authentication has not refused the password.
 _CUT_SHORT = ("timed out", "disconnect", "connection closed")
+# What both sides of TLS say if they do not trust a certificate, in librdkafka's texts.
+_DISTRUST = ("certificate verify failed", "alert")
+_CERTIFICATES = ("certificate", "unknown ca")
 
 
 class Trouble:
@@ -87,33 +98,46 @@ class Trouble:
 
     def __init__(self) -> None:
         self._text = ""
-        self._is_refusal = False
+        self._refusal = ""
 
     def __call__(self, error: KafkaError) -> None:
         # Why one broker is down says more than that all are.
         if not self._text or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._text = error.str()
-            self._is_refusal = error.code() == KafkaError._AUTHENTICATION and not any(
-                passing in self._text.lower() for passing in _CUT_SHORT
-            )
+            self._refusal = _refusal(error)
 
-    def failure(self, text: str) -> StateStoreError:
-        """Return the error for a call without an answer: InvalidSetting if the login was refused.
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the settings are at fault, so that another attempt would not help."""
+        return bool(self._refusal)
 
-        Unavailable otherwise, because the next attempt may succeed.
+    def failure(self, doing: str, silence: str) -> StateStoreError:
+        """Return the error for a call without an answer: InvalidSetting for refused settings.
+
+        Unavailable otherwise, because the next attempt may succeed. `silence` says who did not
+        answer for how long.
         """
-        if self._is_refusal:
-            return InvalidSetting(
-                f"{text}: the brokers refuse this user: correct sasl.username, sasl.password or "
-                "sasl.mechanism"
-            )
-        return Unavailable(text)
+        if self._refusal:
+            return InvalidSetting(f"could not {doing}{self}: {self._refusal}")
+        return Unavailable(f"could not {doing}: {silence}{self}: are the brokers up and reachable?")
 
     def __bool__(self) -> bool:
         return bool(self._text)
 
     def __str__(self) -> str:
         return f" ({self._text})" if self._text else ""
+
+
+def _refusal(error: KafkaError) -> str:
+    """Return what is refused and the way out; nothing if another attempt may succeed."""
+    text = error.str().lower()
+    if error.code() == KafkaError._AUTHENTICATION and not any(it in text for it in _CUT_SHORT):
+        return f"the brokers refuse this user: {REFUSED_USER}"
+    if any(it in text for it in _DISTRUST) and any(it in text for it in _CERTIFICATES):
+        if "verify failed" in text:
+            return UNTRUSTED_BROKER
+        return UNTRUSTED_CLIENT
+    return ""
 
 
 def consumer(
@@ -178,15 +202,36 @@ def admin_client(settings: Settings, trouble: Trouble) -> AdminClient:
         raise translated(failure, "create an admin client") from failure
 
 
-def connect(client: Producer | AdminClient, timeout_s: float) -> list[int]:
+def connect(client: Producer | AdminClient, timeout_s: float, trouble: Trouble) -> list[int]:
     """Wait for a lasting connection and return the ids of the known brokers.
 
     Without one, some requests (to coordinators, leaders, the controller) fail inside the client,
     which repeats them seconds later. Two requests are made, because the first answer may come over
-    the connection to the bootstrap address, which is then closed.
+    the connection to the bootstrap address, which is then closed. A refusal of the settings, which
+    the client reports to `trouble`, is not waited for any longer.
     """
-    client.list_topics(TRANSACTION_LOG, timeout_s)
-    return sorted(client.list_topics(TRANSACTION_LOG, timeout_s).brokers)
+    _metadata(client, timeout_s, trouble)
+    return sorted(_metadata(client, timeout_s, trouble).brokers)
+
+
+def _metadata(client: Producer | AdminClient, timeout_s: float, trouble: Trouble) -> Any:
+    """Ask again and again, and for longer each time, as the client tells of refusals in between.
+
+    The last request has half of the time at least, for brokers that are slow.
+    """
+    until_s, patience_s = monotonic() + timeout_s, _FIRST_PATIENCE_S
+    while True:
+        left_s = max(until_s - monotonic(), 0.001)
+        is_last = left_s <= 2 * patience_s
+        try:
+            return client.list_topics(TRANSACTION_LOG, left_s if is_last else patience_s)
+        except KafkaException as failure:
+            if is_last or not is_unanswered(failure):
+                raise
+            run_callbacks(client)
+            if trouble.is_refusal:
+                raise
+        patience_s *= 2
 
 
 def unanswered(
@@ -197,8 +242,7 @@ def unanswered(
     A client may give up long before its time, when a connection breaks.
     """
     return trouble.failure(
-        f"could not {doing}: {settings.bootstrap_servers} did not answer for {waited(since_s)}"
-        f"{trouble}: are the brokers up and reachable?"
+        doing, f"{settings.bootstrap_servers} did not answer for {waited(since_s)}"
     )
 
 

@@ -285,7 +285,7 @@ def _abort_one(settings: Settings, transactional_id: str) -> None:
     client = producer(settings, properties, trouble)
     doing, since_s = f"abort the open transaction of {transactional_id}", monotonic()
     try:
-        connect(client, timeout_s)
+        connect(client, timeout_s, trouble)
         client.init_transactions(timeout_s)
     except KafkaException as failure:
         run_callbacks(client)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from statestore.errors import (
     BrokerTooOld,
@@ -22,6 +23,17 @@ from statestore.errors import (
     StateStoreError,
     TopicMissing,
     Unavailable,
+)
+
+# What to do about a refusal that no code tells apart; both clients say it.
+REFUSED_USER = "correct sasl.username, sasl.password or sasl.mechanism"
+UNTRUSTED_BROKER = (
+    "the certificate of the broker is not trusted: correct ssl.ca.location, or "
+    "ssl.endpoint.identification.algorithm if the name differs"
+)
+UNTRUSTED_CLIENT = (
+    "the broker does not take the certificate of this client: correct ssl.certificate.location and "
+    "ssl.key.location"
 )
 
 
@@ -144,8 +156,8 @@ _TRANSIENT = frozenset(
 _NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._TIMED_OUT_QUEUE})
 
 
-def run_callbacks(client: Producer) -> None:
-    """Run the callbacks of a producer whose call failed, so that they report the cause.
+def run_callbacks(client: Producer | AdminClient) -> None:
+    """Run the callbacks of a client whose call failed, so that they report the cause.
 
     After a fatal error the producer raises it again, which is ignored: the failed call raised it.
     """

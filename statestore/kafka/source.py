@@ -324,10 +324,11 @@ class KafkaSource:
             self._asked_s = now_s
             self._check_topics(client)
         if (silent_s := now_s - self._heard_s) > self._settings.request_timeout_ms / 1000:
+            names = _names(self._positions)
             raise self._trouble.failure(
-                f"{self._settings.bootstrap_servers} sent nothing about {_names(self._positions)} "
-                f"for {round(silent_s, 1):g} s{self._trouble}: "
-                "are the brokers up?"
+                f"read {names}",
+                f"{self._settings.bootstrap_servers} sent nothing about {names} "
+                f"for {round(silent_s, 1):g} s",
             )
 
     def _check_topics(self, client: Consumer) -> None:

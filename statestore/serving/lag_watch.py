@@ -1,5 +1,6 @@
 """Asks the brokers now and then how far each stream task is behind, beside what is served."""
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -11,10 +12,14 @@ from statestore.operations.start.matching import OwnTopics
 from statestore.operations.status import lags
 
 _EVERY_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 class LagWatch:
-    """The lag of each stream task, some seconds old. It is unknown without brokers."""
+    """The lag of each stream task, some seconds old. It is unknown without brokers.
+
+    Why they do not tell it is logged when it begins, and not again until they have told it.
+    """
 
     def __init__(self, environment: Environment, deployed: Callable[[], Deployed]) -> None:
         self._environment = environment
@@ -38,11 +43,17 @@ class LagWatch:
         self._ending.set()
 
     def _run(self) -> None:
-        environment = self._environment
         while not self._ending.is_set():
-            try:
-                own = OwnTopics.of(environment.layout, environment.settings)
-                self._facts = lags.ask(environment.monitoring_client, self._deployed(), own)
-            except StateStoreError as error:
-                self._facts = lags.Facts(str(error))
+            facts = self._asked()
+            if facts.problem is not None and self._facts.problem is None:
+                _log.warning("the lags are not known: %s", facts.problem)
+            self._facts = facts
             self._ending.wait(_EVERY_S)
+
+    def _asked(self) -> lags.Facts:
+        environment = self._environment
+        try:
+            own = OwnTopics.of(environment.layout, environment.settings)
+            return lags.ask(environment.monitoring_client, self._deployed(), own)
+        except StateStoreError as error:
+            return lags.Facts.none(error)

@@ -82,11 +82,20 @@ class Detour:
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM format: a certificate, with those that lead to its authority, and its key."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Sasl:
-    """A listener at `port` that lets in `users`, given as passwords by name, by SASL's PLAIN."""
+    """A listener at `port` that lets in `users`, given as passwords by name; over TLS, if any."""
 
     port: int
     users: Mapping[str, str]
+    tls: Tls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +119,11 @@ class KafkaNode:
     def properties(self) -> Path:
         """The file that the broker is started with."""
         return self.folder / "server.properties"
+
+    @property
+    def keystore(self) -> Path:
+        """The key and the certificate that the broker shows, if its clients come over TLS."""
+        return self.folder / "keystore.pem"
 
     @property
     def log(self) -> Path:
@@ -171,6 +185,8 @@ def prepare(
     node.folder.mkdir(parents=True, exist_ok=True)
     node.data.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{key}={value}\n" for key, value in _properties(node, cluster, config).items())
+    if node.sasl is not None and node.sasl.tls is not None:
+        _write_keystore(node.keystore, node.sasl.tls)
     # Java reads this file as latin-1 with \uXXXX escapes.
     node.properties.write_text(
         text.replace("\\", "\\\\"), encoding="latin-1", errors="backslashreplace"
@@ -312,8 +328,11 @@ def _properties(
     authentication: dict[str, str] = {}
     if node.sasl is not None:
         listeners["SASL"] = advertised["SASL"] = node.sasl.port
-        protocols["SASL"] = "SASL_PLAINTEXT"
+        protocols["SASL"] = "SASL_PLAINTEXT" if node.sasl.tls is None else "SASL_SSL"
         authentication = _authentication(node.sasl)
+        if node.sasl.tls is not None:
+            authentication["listener.name.sasl.ssl.keystore.type"] = "PEM"
+            authentication["listener.name.sasl.ssl.keystore.location"] = str(node.keystore)
     merged: dict[str, str | int | float | bool] = {
         "process.roles": "broker,controller",
         "node.id": node.node_id,
@@ -353,6 +372,19 @@ def _authentication(sasl: Sasl) -> dict[str, str]:
         "sasl.enabled.mechanisms": ",".join(one.upper() for one in modules),
         **{f"listener.name.sasl.{one}.sasl.jaas.config": text for one, text in modules.items()},
     }
+
+
+def _write_keystore(keystore: Path, tls: Tls) -> None:
+    """One file of both, as Kafka wants them, which nobody else may read."""
+    try:
+        text = tls.key.read_bytes() + b"\n" + tls.certificate.read_bytes()
+    except OSError as failure:
+        raise InvalidSetting(
+            f"the certificate and the key of the local broker cannot be read: {failure}"
+        ) from failure
+    keystore.unlink(missing_ok=True)
+    keystore.touch(mode=0o600)
+    keystore.write_bytes(text)
 
 
 def _scram_users(sasl: Sasl | None) -> list[str]:

@@ -29,6 +29,7 @@ from statestore.testing.kafka_node import (
     KafkaNode,
     Lifetime,
     Sasl,
+    Tls,
     await_ready,
     end,
     launch,
@@ -59,21 +60,32 @@ class LocalKafka:
         data_dir: Path | str | None = None,
         proxy_port: int | None = None,
         users: Mapping[str, str] | None = None,
+        tls_certificate: Path | str | None = None,
+        tls_key: Path | str | None = None,
         ready_timeout_ms: int = _READY_MS,
     ) -> None:
         """`proxy_port` is the port of a proxy that leads to `behind_proxy`, for one broker only.
 
         `users` are passwords by name, which `sasl_servers` asks for by SASL's PLAIN or SCRAM (for
-        SCRAM, those of the first start over a `data_dir`). `config` says
-        what they may do (`authorizer.class.name`, `super.users`). Clients of `bootstrap_servers`
-        are User:ANONYMOUS.
+        SCRAM, those of the first start over a `data_dir`). With `tls_certificate` and `tls_key`,
+        files in PEM format, they come over TLS (SASL_SSL); the key is one in PKCS #8 without a
+        password, and the certificate is for 127.0.0.1. `config` says what users may do
+        (`authorizer.class.name`, `super.users`). Clients of `bootstrap_servers` are
+        User:ANONYMOUS, without TLS.
         """
         if brokers < 1:
             raise Misuse(f"a cluster needs at least one broker, not {brokers}")
         if proxy_port is not None and brokers > 1:
             raise Misuse("a proxy leads to one broker: start one, or leave proxy_port out")
         self._proxy_port = proxy_port
+        if (tls_certificate is None) != (tls_key is None):
+            raise Misuse("a certificate needs its key: pass both tls_certificate and tls_key")
+        if tls_certificate is not None and not users:
+            raise Misuse("only those who name a password come over TLS: pass users too")
         self._users = users
+        self._tls = None
+        if tls_certificate is not None and tls_key is not None:
+            self._tls = Tls(Path(tls_certificate), Path(tls_key))
         self._count = brokers
         self._config = dict(config or {})
         self._data_dir = None if data_dir is None else Path(data_dir).resolve()
@@ -178,7 +190,7 @@ class LocalKafka:
                 folder=run_dir / f"node-{index}",
                 data=data_dir / f"node-{index}" / "data",
                 detour=detour,
-                sasl=Sasl(ports[2 * self._count + index], self._users) if self._users else None,
+                sasl=self._sasl(ports[2 * self._count + index]),
             )
             for index in range(self._count)
         )
@@ -199,6 +211,9 @@ class LocalKafka:
         for index, node in enumerate(self._nodes):
             left_ms = max(1, int((deadline - monotonic()) * 1000))
             await_ready(node, self._processes[index], timeout_ms=left_ms)
+
+    def _sasl(self, port: int) -> Sasl | None:
+        return Sasl(port, self._users, self._tls) if self._users else None
 
     def _end_all(self) -> None:
         """End all brokers, in order if their data is kept; otherwise the wait is not worth it."""

@@ -1,74 +1,49 @@
-"""A password that is planted where users put one is nowhere in what commands say, show and leave.
+"""Passwords that are planted where users put them are nowhere in what commands say, show and leave.
 
-Looked through: command lines of all processes of a run while it works, what it prints with its
-debug log, every file of the state dir, of the export and of Spark's event log.
+They are a user's, and that of the key to a certificate; all goes over TLS. Looked through: command
+lines of all processes of a run while it works, what it prints with its debug log, every file of the
+state dir, of the export and of Spark's event log.
 """
 
-import os
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import ROOT, files_with
-from tests.kafka.run_pipelines import PREFIX_VARIABLE
-from tests.kafka.run_rig import (
-    PASSWORD,
-    STATESTORE,
-    USER,
-    App,
-    counted,
-    end_of,
-    running,
-    updates_in_order,
+from tests.builders import files_with
+from tests.kafka.run_rig import STATESTORE, App, counted, end_of, running, updates_in_order
+from tests.kafka.secured_rig import (
+    CLIENTS,
+    KEY_SECRET,
+    VARIABLES,
+    Secured,
+    environment,
+    secured_kafka,
+    with_certificate,
+    write_config,
 )
 
 pytestmark = pytest.mark.kafka
-SECRET = "planted-0b5e4f37-horse"
-CLIENTS = ("librdkafka", "wire")
 
 
 @pytest.fixture(scope="module")
-def kafka() -> Iterator[LocalKafka]:
-    with LocalKafka(users={USER: SECRET}) as broker:
-        yield broker
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with secured_kafka(tmp_path_factory.mktemp("certificates")) as made:
+        yield made
 
 
-@pytest.fixture
-def app_settings(
-    user_settings: Mapping[str, object], monkeypatch: pytest.MonkeyPatch
-) -> Mapping[str, object]:
-    assert PASSWORD not in SECRET
-    monkeypatch.setenv("BROKER_PASSWORD", SECRET)
-    return user_settings
+@pytest.fixture(scope="module")
+def kafka(secured: Secured) -> LocalKafka:
+    return secured.kafka
 
 
-def configured(app: App, client: str) -> Path:
-    """An applications file as users write it."""
-    path = app.state_dir.parent / "statestore.toml"
-    said = {**app.settings, "kafka.client": client}
-    pairs = "".join(f'"{key}" = {value!r}\n' for key, value in said.items())
-    path.write_text(
-        f"[applications.{app.name}]\n"
-        'pipeline = "tests.kafka.run_pipelines:counts"\n'
-        f'bootstrap_servers = "{app.kafka.sasl_servers}"\n'
-        f'state_dir = "{app.state_dir}"\n'
-        'processing_guarantee = "exactly_once"\n'
-        f"[applications.{app.name}.settings]\n{pairs}"
-    )
-    return path
-
-
-def environment(app: App) -> dict[str, str]:
-    return {
-        **os.environ,
-        PREFIX_VARIABLE: app.name,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{app.state_dir.parent}",
-    }
+def configured(app: App, secured: Secured, client: str) -> Path:
+    issued = secured.authority.issue("client", KEY_SECRET.encode())
+    return write_config(app, secured.settings() | with_certificate(issued), client=client)
 
 
 def call(app: App, config: Path, *words: str, program: str = str(STATESTORE)) -> str:
@@ -86,16 +61,25 @@ def call(app: App, config: Path, *words: str, program: str = str(STATESTORE)) ->
     return done.stdout + done.stderr
 
 
+def assert_nowhere(said: Sequence[str], *folders: Path) -> None:
+    for secret in VARIABLES.values():
+        assert not [text[-2000:] for text in said if secret in text]
+        assert not files_with(secret, *folders)
+
+
 def test_a_search_for_it_finds_it(tmp_path: Path) -> None:
     """Or the tests below would prove nothing."""
-    (tmp_path / "log").write_text(f"sasl.password={SECRET}")
-    assert files_with(SECRET, tmp_path) == [tmp_path / "log"]
+    for secret in VARIABLES.values():
+        (tmp_path / "log").write_text(f"password={secret}")
+        assert files_with(secret, tmp_path) == [tmp_path / "log"]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_password_is_nowhere_in_what_runs_and_commands_leave(app: App, client: str) -> None:
-    config = configured(app, client)
+def test_a_password_is_nowhere_in_what_runs_and_commands_leave(
+    app: App, secured: Secured, client: str
+) -> None:
+    config = configured(app, secured, client)
     printed = app.state_dir.parent / "printed"
     handle = printed.open("w")
     child = subprocess.Popen(
@@ -125,9 +109,8 @@ def test_a_password_is_nowhere_in_what_runs_and_commands_leave(app: App, client:
         call(app, config, "topology", "check"),
     ]
     assert len(every) >= 3
-    assert not [text[-2000:] for text in said if SECRET in text]
+    assert_nowhere(said, app.state_dir, target, config.parent)
     assert (app.state_dir / app.name / "topology.json").exists()
-    assert not files_with(SECRET, app.state_dir, target, config.parent)
     assert updates_in_order(app.read()) == counted(range(20))
     assert stat.S_IMODE((app.state_dir / app.name).stat().st_mode) & 0o007 == 0
 
@@ -135,8 +118,8 @@ def test_a_password_is_nowhere_in_what_runs_and_commands_leave(app: App, client:
 @pytest.mark.spark
 @pytest.mark.thorough
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_password_is_nowhere_in_what_spark_logs(app: App, client: str) -> None:
-    config, events = configured(app, client), app.state_dir.parent / "events"
+def test_a_password_is_nowhere_in_what_spark_logs(app: App, secured: Secured, client: str) -> None:
+    config, events = configured(app, secured, client), app.state_dir.parent / "events"
     events.mkdir()
     submit = STATESTORE.with_name("spark-submit")
     job = subprocess.run(
@@ -149,7 +132,6 @@ def test_a_password_is_nowhere_in_what_spark_logs(app: App, client: str) -> None
         f"spark.eventLog.dir=file://{events}",
     ]
     told = call(app, config, "--master=local[2]", *logged, job, program=str(submit))
-    assert SECRET not in told
     assert sum(path.stat().st_size for path in events.rglob("*") if path.is_file()) > 1000
-    assert not files_with(SECRET, config.parent)
+    assert_nowhere([told], config.parent)
     assert updates_in_order(app.read()) == counted(range(20))

@@ -160,3 +160,26 @@ def test_a_call_without_an_answer_says_how_long_it_waited_and_not_how_long_it_mi
     error = unanswered(settings, Trouble(), "read x", since_s=monotonic() - 17)
     assert str(error).startswith("could not read x: b:1 did not answer for 17 s")
     assert "60" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "way_out"),
+    [
+        (KafkaError._AUTHENTICATION, "SASL authentication error: failed", "correct sasl.username"),
+        (KafkaError._SSL, "certificate verify failed: broker certificate", "ssl.ca.location"),
+        (KafkaError._SSL, "ssl/tls alert bad certificate: 42", "ssl.certificate.location"),
+        (KafkaError._TRANSPORT, "tlsv1 alert unknown ca", "ssl.certificate.location"),
+        (KafkaError._AUTHENTICATION, "SASL handshake: Disconnected", None),
+        (KafkaError._SSL, "tlsv1 alert internal error", None),
+        (KafkaError._TRANSPORT, "Connection refused", None),
+    ],
+)
+def test_what_the_brokers_refuse_is_no_lack_of_an_answer(
+    code: int, text: str, way_out: str | None
+) -> None:
+    trouble = Trouble()
+    trouble(KafkaError(code, text))
+    failure = trouble.failure("read x", "b:1 did not answer for 5 s")
+    assert trouble.is_refusal == (way_out is not None) == isinstance(failure, InvalidSetting)
+    assert text in str(failure)
+    assert (way_out or "b:1 did not answer for 5 s") in str(failure)

@@ -29,6 +29,7 @@ from kafka.protocol.sasl import (
 )
 
 from statestore.errors import BrokerTooOld, InvalidSetting
+from statestore.kafka.error_codes import REFUSED_USER, UNTRUSTED_BROKER, UNTRUSTED_CLIENT
 from statestore.kafka.wire.security import Login, Security
 
 _RECEIVE_BYTES = 1 << 20
@@ -149,7 +150,7 @@ class Connection:
             self._socket.sendall(data)
         except OSError as failure:
             self.close()
-            raise Disconnected(f"{self.address}: {_why(failure)}") from failure
+            raise self._broken(failure) from failure
         self._pending.append((self._number, response, request.API_VERSION))
         return self._number
 
@@ -234,11 +235,10 @@ class Connection:
             self._socket = tls.wrap_socket(self._socket, server_hostname=self.address.host)
         except ssl.SSLCertVerificationError as failure:
             raise InvalidSetting(
-                f"{self.address}: {failure.verify_message}: correct ssl.ca.location, or "
-                "ssl.endpoint.identification.algorithm if the name differs"
+                f"{self.address} ({failure.verify_message}): {UNTRUSTED_BROKER}"
             ) from failure
         except OSError as failure:
-            raise Disconnected(f"{self.address}: {_why(failure)}") from failure
+            raise self._broken(failure) from failure
 
     def _renew(self, deadline_s: float) -> None:
         """Log in anew on this connection, once what was asked before is answered."""
@@ -289,10 +289,7 @@ class Connection:
         return self._answer(request.name, deadline_s)
 
     def _refused(self, why: str) -> InvalidSetting:
-        return InvalidSetting(
-            f"{self.address} refuses this user ({why}): correct sasl.username, sasl.password or "
-            "sasl.mechanism"
-        )
+        return InvalidSetting(f"{self.address} refuses this user ({why}): {REFUSED_USER}")
 
     def _frame(self, deadline_s: float) -> memoryview | None:
         """Return the next answer without its size, valid until the next call; None if it is late.
@@ -329,12 +326,19 @@ class Connection:
                 return False
             except OSError as failure:
                 self.close()
-                raise Disconnected(f"{self.address}: {_why(failure)}") from failure
+                raise self._broken(failure) from failure
             if not came:
                 self.close()
                 raise Disconnected(f"{self.address} closed the connection")
             self._got += came
         return True
+
+    def _broken(self, failure: OSError) -> Exception:
+        """Return the error for a connection that broke; brokers refuse certificates late."""
+        reason = (failure.reason or "") if isinstance(failure, ssl.SSLError) else ""
+        if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+            return InvalidSetting(f"{self.address} ({_why(failure)}): {UNTRUSTED_CLIENT}")
+        return Disconnected(f"{self.address}: {_why(failure)}")
 
     def _wait_at_most(self, deadline_s: float) -> None:
         self._socket.settimeout(max(deadline_s - monotonic(), 1e-6))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from statestore.errors import HostFailure, StateStoreError
+from statestore.errors import HostFailure, InvalidSetting, StateStoreError
 from statestore.layout import files
 from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
@@ -32,6 +32,7 @@ class InputLag(NamedTuple):
 class Facts(NamedTuple):
     """What the brokers said; `problem`: why they did not, and then all else is empty.
 
+    `is_refusal`: the settings are at fault, so that asking again would not help.
     `tasks`: the inputs of each stream task; None if a topic that it reads is missing.
     """
 
@@ -39,6 +40,12 @@ class Facts(NamedTuple):
     inputs: Mapping[TopicPartition, InputFacts] = {}
     logs: Mapping[TopicPartition, Bounds] = {}
     tasks: Mapping[TaskId, Sequence[TopicPartition] | None] = {}
+    is_refusal: bool = False
+
+    @classmethod
+    def none(cls, why: StateStoreError) -> "Facts":
+        """Nothing was said, because of this error."""
+        return cls(str(why), is_refusal=isinstance(why, InvalidSetting))
 
     def lag(self, task: TaskId) -> InputLag:
         """The lag of one stream task."""
@@ -59,7 +66,7 @@ def ask(monitoring: MonitoringClient, deployed: Deployed, own: OwnTopics) -> Fac
     try:
         return _asked(monitoring, matched_now(deployed, monitoring, own), own.application_id)
     except StateStoreError as error:
-        return Facts(str(error))
+        return Facts.none(error)
 
 
 def _asked(monitoring: MonitoringClient, shape: Deployed, application_id: str) -> Facts:

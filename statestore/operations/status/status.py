@@ -144,6 +144,7 @@ class Status(msgspec.Struct, frozen=True):
 
     A sum or a worst value is None if a part of it is not known, except that the last commit is that
     of the worst task that ever had one. `broker`: why it could not be asked; None if it answered.
+    `broker_refuses`: that is a mistake in the settings, which another look would meet again.
     `relocation`: what is pending. `catch_up_seconds`: with the slots of the last run.
     `restore_seconds`: of the slowest task. `problems`: what could not be read, and why, or
     has to be done before a start.
@@ -176,6 +177,7 @@ class Status(msgspec.Struct, frozen=True):
     last_run: LeftOutStatus | None = None
     """What the run that goes on or was last has counted; None: no run has counted yet."""
     all_runs: LeftOutStatus | None = None
+    broker_refuses: bool = False
 
 
 class _Problems(list[str]):
@@ -273,6 +275,7 @@ class StatusReader:
             at_ms=now_ms,
             owner=None if owner is None else owner.describe(),
             broker=facts.problem,
+            broker_refuses=facts.is_refusal,
             stream_tasks=tasks,
             lag_records=total_of(task.lag_records for task in counted),
             lag_seconds=worst_of(task.lag_seconds for task in counted),
