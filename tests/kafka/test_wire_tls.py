@@ -123,6 +123,19 @@ def test_transactions_are_written_over_tls(secured: Secured) -> None:
     assert len(committed(secured.kafka.bootstrap_servers, "out")) == 6000
 
 
+def test_only_the_authority_that_is_named_is_trusted(
+    secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What OpenSSL takes for the authorities of the machine.
+    monkeypatch.setenv("SSL_CERT_FILE", str(secured.authority.certificate))
+    unnamed = settings(secured, **{"ssl.ca.location": ""})
+    with closing(ClusterMap(unnamed, "producer")) as cluster:
+        assert cluster.has_transactions()
+    other = str(Authority(tmp_path, "other").certificate)
+    with pytest.raises(InvalidSetting, match=r"correct ssl\.ca\.location"):
+        ClusterMap(settings(secured, **{"ssl.ca.location": other}), "producer").has_transactions()
+
+
 def test_what_is_not_trusted_is_named(secured: Secured, tmp_path: Path) -> None:
     other = Authority(tmp_path, "other")
     wrong: dict[str, tuple[dict[str, str], str]] = {

@@ -85,7 +85,9 @@ def _login(config: Mapping[str, str]) -> Login:
 
 
 def _tls(config: Mapping[str, str]) -> tuple[ssl.SSLContext, bool]:
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if not config.get("ssl.ca.location") and not config.get("ssl.ca.pem"):
+        context.load_default_certs()
     checks_host = config.get("ssl.endpoint.identification.algorithm", "https") != "none"
     context.check_hostname = checks_host
     if config.get("enable.ssl.certificate.verification", "true").lower() in {"false", "0", "f"}:
