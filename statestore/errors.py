@@ -45,10 +45,10 @@ Messages say what happened, where, and what to do. An unexpected error exits wit
 Some exceptions are signals between two modules and never reach users. They are defined where they
 are raised: `NodeFailed` (an operator failed; topology/), `Rehearsed` (a trial of suspected records
 ended; tasks/), `Overdue` and `Cancelled` (a client's call took too long, or its result is no longer
-needed; kafka/), `Disconnected` and `Moving` (a broker is not there, or not yet responsible;
-kafka/), `NotAFile` (a FIFO or a device is where a file should be; layout/), `TypeNotKept` (a serde
-would not give back the type of a value; stores/), and `JobFailed` (Airflow's operator passes on a
-job's exit code).
+needed; kafka/), `Disconnected`, `Moving` and `NoToken` (a broker is not there, or not yet
+responsible, or no token came; kafka/), `NotAFile` (a FIFO or a device is where a file should be;
+layout/), `TypeNotKept` (a serde would not give back the type of a value; stores/), and `JobFailed`
+(Airflow's operator passes on a job's exit code).
 """
 
 import logging

@@ -36,13 +36,24 @@ CONNECTION_VARIABLE = "STATESTORE_CONNECTION_"
 
 _APPLICATION_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 _CLIENT_PREFIXES = ("consumer.", "producer.", "admin.", "sasl.", "ssl.")
+# Of properties without such a prefix, those that say how clients prove who they are, and to whom.
+_CLIENT_KEYS = frozenset(
+    {
+        "enable.sasl.oauthbearer.unsecure.jwt",
+        "enable.ssl.certificate.verification",
+        "https.ca.location",
+        "https.ca.pem",
+        "security.protocol",
+    }
+)
 _OFFSET_RESET = "auto.offset.reset"
 _INT_MAX = (1 << 63) - 1
 """The largest number that RocksDB and Kafka accept; they treat it as no limit."""
 _NAMED = re.compile(r"\$\{[^}]*\}")
 _CREDENTIALS = re.compile(r"\w://([^/?@]*:[^?@]*[^:/?@][^?@]*@|[^?]*\?[^?]*=[^&])")
 _SECRET = re.compile(
-    r"password|secret|jaas|token|\.key(\.pem|string)?$|private|user[._]info$", re.IGNORECASE
+    r"password|secret|jaas|token(?!\.endpoint\.)|\.key(\.pem|string)?$|private|user[._]info$",
+    re.IGNORECASE,
 )
 
 
@@ -354,7 +365,7 @@ class Settings:
         for key, value in mapping.items():
             if key in names:
                 values[names[key]] = value
-            elif key.startswith(_CLIENT_PREFIXES) or key == "security.protocol":
+            elif key.startswith(_CLIENT_PREFIXES) or key in _CLIENT_KEYS:
                 if key.endswith(_OFFSET_RESET):
                     raise InvalidSetting(f"unknown setting {key!r}{answer(_OFFSET_RESET, ())}")
                 clients[key] = _text(_in_ms(key, value))

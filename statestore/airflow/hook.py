@@ -19,7 +19,10 @@ from statestore.airflow_provider import CONNECTION_TYPE, UI_FIELD_BEHAVIOUR
 from statestore.settings import is_secret
 
 KAFKA_TYPE = "kafka"
-_OF_KAFKA = ("bootstrap.servers", "security.protocol", "state.dir", "sasl.", "ssl.", "statestore.")
+_OF_KAFKA = (
+    *("bootstrap.servers", "security.protocol", "state.dir", "sasl.", "ssl.", "statestore."),
+    *("enable.sasl.", "enable.ssl.", "https."),
+)
 """What is taken of a connection of Kafka's type; its group, for one, is not."""
 
 

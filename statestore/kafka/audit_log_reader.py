@@ -8,7 +8,7 @@ loop and its own error messages. It is slower than a restore, and simple enough 
 # ruff: noqa: SLF001 - librdkafka's local codes are public, underscored by convention
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from time import monotonic
 from typing import Any, NoReturn, cast
@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import InvalidSetting, Misuse, TopicMissing, Unavailable
+from statestore.kafka.tokens import REFUSED_BEARER, why_none
 from statestore.model.decoders import json_decoder
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header
@@ -134,15 +135,17 @@ class _BrokerCall:
         self._doing = doing
         self._timeout_s = timeout_s
         self._complaint: KafkaError | None = None
+        self._properties: Mapping[str, str] = {}
         self._fetched: set[int] = set()
         self._heard_s = monotonic()
 
     def consumer(self, settings: Settings) -> "closing[Consumer]":
         """Create a consumer that reports its errors and its progress to this call."""
         settings.require("bootstrap.servers")
+        self._properties = settings.client_config("consumer")
         interval_ms = int(self._timeout_s * 1000 / _STATISTICS_PER_TIMEOUT)
         config = {
-            **settings.client_config("consumer"),
+            **self._properties,
             **_CONFIG,
             "group.id": settings.application_id,
             "statistics.interval.ms": min(1_000, max(1, interval_ms)),
@@ -184,11 +187,16 @@ class _BrokerCall:
 
         Unavailable otherwise, because the next attempt may succeed.
         """
+        if (missing := why_none(self._properties)) is not None:
+            kind = InvalidSetting if isinstance(missing, InvalidSetting) else Unavailable
+            raise kind(f"the audit could not {self._doing}: {missing}")
         why = "" if self._complaint is None else f" ({self._complaint.str()})"
         silent_s = round(monotonic() - self._heard_s, 1)
         said = f"the audit could not {self._doing}: nothing came for {silent_s:g} s{why}"
         if self._complaint is not None and self._complaint.code() == KafkaError._AUTHENTICATION:
-            raise InvalidSetting(f"{said}: correct sasl.username and sasl.password")
+            is_token = "invalid_token" in self._complaint.str()
+            way_out = REFUSED_BEARER if is_token else "correct sasl.username and sasl.password"
+            raise InvalidSetting(f"{said}: {way_out}")
         raise Unavailable(f"{said}: are the brokers up?")
 
     def _on_error(self, error: KafkaError) -> None:

@@ -25,6 +25,8 @@ from statestore.kafka.error_codes import (
     run_callbacks,
     translated,
 )
+from statestore.kafka.token_endpoint import CREDENTIALS, ENDPOINT_REFUSALS
+from statestore.kafka.tokens import REFUSED_BEARER, why_none
 from statestore.settings import Settings
 
 _log = logging.getLogger("statestore.kafka")
@@ -83,6 +85,7 @@ _STATISTICS_MS = 1_000
 _FIRST_PATIENCE_S = 0.25
 
 
+_UNACQUIRED = "failed to acquire sasl oauthbearer token"
 # A broker that stopped or was slow during an authentication has not refused the password.
 _CUT_SHORT = ("timed out", "disconnect", "connection closed")
 # What both sides of TLS say if they do not trust a certificate, in librdkafka's texts.
@@ -132,7 +135,11 @@ def _refusal(error: KafkaError) -> str:
     """Return what is refused and the way out; nothing if another attempt may succeed."""
     text = error.str().lower()
     if error.code() == KafkaError._AUTHENTICATION and not any(it in text for it in _CUT_SHORT):
-        return f"the brokers refuse this user: {REFUSED_USER}"
+        if _UNACQUIRED in text:
+            is_refused = any(it in text for it in ENDPOINT_REFUSALS)
+            return f"the token endpoint refuses this client: {CREDENTIALS}" if is_refused else ""
+        way_out = REFUSED_BEARER if "invalid_token" in text else REFUSED_USER
+        return f"the brokers refuse this user: {way_out}"
     if any(it in text for it in _DISTRUST) and any(it in text for it in _CERTIFICATES):
         if "verify failed" in text:
             return UNTRUSTED_BROKER
@@ -241,6 +248,9 @@ def unanswered(
 
     A client may give up long before its time, when a connection breaks.
     """
+    if (missing := why_none(settings.client_config("admin"))) is not None:
+        kind = InvalidSetting if isinstance(missing, InvalidSetting) else Unavailable
+        return kind(f"could not {doing}: {missing}")
     return trouble.failure(
         doing, f"{settings.bootstrap_servers} did not answer for {waited(since_s)}"
     )

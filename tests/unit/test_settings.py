@@ -279,12 +279,16 @@ def test_client_keys_reach_the_clients_they_are_meant_for() -> None:
             "consumer.fetch.wait.max.ms": 5,
             "producer.enable.idempotence": True,
             "admin.retries": 2,
+            "https.ca.location": "probe",
+            "enable.sasl.oauthbearer.unsecure.jwt": True,
         }
     )
     shared = {
         "bootstrap.servers": "one:9092",
         "security.protocol": "SASL_SSL",
         "sasl.username": "me",
+        "https.ca.location": "probe",
+        "enable.sasl.oauthbearer.unsecure.jwt": "true",
     }
     assert settings.client_config("consumer") == shared | {"fetch.wait.max.ms": "5"}
     assert settings.client_config("producer") == shared | {"enable.idempotence": "true"}
@@ -434,6 +438,9 @@ def test_jobs_read_the_file_of_the_sample_with_the_tables_of_its_dags() -> None:
         ("sasl.password", "${PASSWORD}", False),
         ("ssl.key.pem", "-----BEGIN", True),
         ("sasl.username", "ann", False),
+        ("sasl.oauthbearer.token.endpoint.url", "https://host/token", False),
+        ("sasl.oauthbearer.token.endpoint.url", "https://host/token?key=hunter2", True),
+        ("sasl.oauthbearer.client.credentials.client.secret", "hunter2", True),
         ("statestore.export.target", "s3://bucket/folder", False),
         ("statestore.export.target", "s3://key:hunter2@bucket/folder", True),
         ("statestore.export.target", "ftp://ann:p/w@host/folder", True),

@@ -33,9 +33,12 @@ class WireClient:
 
         InvalidSetting or Unavailable as for any client.
         """
+        if why := _lacks(settings):
+            tell_unused(why)
+            return None
         made = cls(settings, groups)
         try:
-            why = made._lacks()
+            why = made._brokers_lack()
         except StateStoreError:
             made.close()
             raise
@@ -84,20 +87,23 @@ class WireClient:
         self._consumers.close()
         self._producers.close()
 
-    def _lacks(self) -> str:
-        """Return what librdkafka has and this client has not, as far as it is asked for."""
-        if not codec.available():
-            return codec.unavailable_reason()
-        unknown = [
-            *Security.not_taken(self._settings.client_config("producer")),
-            *AppendOptions.not_taken(self._settings),
-            *not_taken(self._settings),
-        ]
-        if unknown:
-            return f"it does not know {', '.join(dict.fromkeys(unknown))}"
+    def _brokers_lack(self) -> str:
+        """Return what this client needs and the brokers have not."""
         try:
             if self._producers.has_transactions():
                 return ""
         except BrokerTooOld as too_old:
             return str(too_old)
         return "the cluster's feature transaction.version is below 2 (KIP-890)"
+
+
+def _lacks(settings: Settings) -> str:
+    """Return what librdkafka has and this client has not, as far as settings ask for it."""
+    if not codec.available():
+        return codec.unavailable_reason()
+    unknown = [
+        *Security.not_taken(settings.client_config("producer")),
+        *AppendOptions.not_taken(settings),
+        *not_taken(settings),
+    ]
+    return f"it does not know {', '.join(dict.fromkeys(unknown))}" if unknown else ""

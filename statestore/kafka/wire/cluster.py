@@ -221,6 +221,9 @@ class ClusterMap:
 
     def unanswered(self, doing: str, since_s: float, why: object = "") -> StateStoreError:
         """Return the error for a call that began at `since_s` and got no answer."""
+        login = self._security.login
+        if login is not None and login.tokens is not None and (no_token := login.tokens.trouble()):
+            return Unavailable(f"could not {doing}: {no_token}")
         told = f" ({why})" if why else ""
         return Unavailable(
             f"could not {doing}: {self._servers} did not answer for "

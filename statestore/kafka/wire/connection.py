@@ -19,7 +19,6 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from kafka.errors import for_code
-from kafka.net.sasl import get_sasl_mechanism
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from kafka.protocol.sasl import (
     SaslAuthenticateRequest,
@@ -29,7 +28,8 @@ from kafka.protocol.sasl import (
 )
 
 from statestore.errors import BrokerTooOld, InvalidSetting
-from statestore.kafka.error_codes import REFUSED_USER, UNTRUSTED_BROKER, UNTRUSTED_CLIENT
+from statestore.kafka.error_codes import UNTRUSTED_BROKER, UNTRUSTED_CLIENT
+from statestore.kafka.token_endpoint import NoToken
 from statestore.kafka.wire.security import Login, Security
 
 _RECEIVE_BYTES = 1 << 20
@@ -40,7 +40,7 @@ _VERSIONS_VERSION = 3
 _SIZE = struct.Struct(">i")
 _TRANSACTIONS = "transaction.version"
 # After which share of a session's lifetime it is renewed, not on all connections at once.
-_RENEWED = (0.75, 0.85)
+_RENEWED = (0.85, 0.93)
 _RENEW_S = 10.0
 
 
@@ -247,13 +247,18 @@ class Connection:
         assert self._login is not None, "only a login has a lifetime"
         try:
             self._log_in(self._login, deadline_s)
-        except InvalidSetting as refused:
+        except (InvalidSetting, Disconnected) as failure:
             # A new connection tells whether the user is refused, or only a second login.
             self.close()
-            raise Disconnected(f"the session could not be renewed: {refused}") from refused
+            raise Disconnected(f"the session could not be renewed: {failure}") from failure
 
     def _log_in(self, login: Login, deadline_s: float) -> None:
         self._renew_s = self._end_s = inf
+        try:
+            messages, token = login.begin(deadline_s)
+        except NoToken as failure:
+            self.close()
+            raise Disconnected(str(failure)) from failure
         asked = SaslHandshakeRequest(version=1, mechanism=login.mechanism)
         found = self._exchange(asked, SaslHandshakeResponse, deadline_s)
         if found.error_code:
@@ -261,24 +266,22 @@ class Connection:
                 f"{self.address} does not take sasl.mechanism {login.mechanism}: it has "
                 f"{', '.join(found.mechanisms) or 'none'}"
             )
-        mechanism = get_sasl_mechanism(login.mechanism)(
-            sasl_mechanism=login.mechanism,
-            sasl_plain_username=login.username,
-            sasl_plain_password=login.password,
-        )
         lifetime_ms = 0
-        while not mechanism.is_done():
-            said = SaslAuthenticateRequest(version=1, auth_bytes=mechanism.auth_bytes())
+        while not messages.is_done():
+            said = SaslAuthenticateRequest(version=1, auth_bytes=messages.auth_bytes())
             answer = self._exchange(said, SaslAuthenticateResponse, deadline_s)
             if answer.error_code:
-                raise self._refused(answer.error_message or for_code(answer.error_code).__name__)
+                why = answer.error_message or for_code(answer.error_code).__name__
+                raise self._refused(login, token, why)
             try:
-                mechanism.receive(answer.auth_bytes)
+                messages.receive(answer.auth_bytes)
             except (ValueError, KeyError) as failure:
-                raise self._refused(str(failure)) from failure
+                raise self._refused(login, token, str(failure)) from failure
             lifetime_ms = answer.session_lifetime_ms
-        if not mechanism.is_authenticated():
-            raise self._refused("not authenticated")
+        if not messages.is_authenticated():
+            raise self._refused(login, token, "not authenticated")
+        if login.tokens is not None:
+            login.tokens.accepted(token)
         if lifetime_ms > 0:
             now_s, lifetime_s = monotonic(), lifetime_ms / 1000
             self._renew_s = now_s + lifetime_s * random.uniform(*_RENEWED)
@@ -288,8 +291,10 @@ class Connection:
         self._send(request, response, deadline_s)
         return self._answer(request.name, deadline_s)
 
-    def _refused(self, why: str) -> InvalidSetting:
-        return InvalidSetting(f"{self.address} refuses this user ({why}): {REFUSED_USER}")
+    def _refused(self, login: Login, token: str, why: str) -> Exception:
+        if login.tokens is not None and login.tokens.refused(token):
+            return Disconnected(f"{self.address} no longer takes the token ({why})")
+        return InvalidSetting(f"{self.address} refuses this user ({why}): {login.way_out}")
 
     def _frame(self, deadline_s: float) -> memoryview | None:
         """Return the next answer without its size, valid until the next call; None if it is late.

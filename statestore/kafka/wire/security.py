@@ -8,10 +8,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from statestore.errors import InvalidSetting
+from kafka.net.sasl import get_sasl_mechanism
+from kafka.net.sasl.oauth import AbstractTokenProvider
 
-_PREFIXES = ("ssl.", "sasl.", "enable.ssl.", "security.", "enable.sasl.")
-_TAKEN = frozenset(
+from statestore.errors import InvalidSetting
+from statestore.kafka.error_codes import REFUSED_USER
+from statestore.kafka.tokens import TAKEN, BearerTokens, not_taken, tokens_of
+
+PREFIXES = ("ssl.", "sasl.", "enable.ssl.", "security.", "enable.sasl.", "https.")
+"""How properties begin that are of no one kind of client."""
+_TAKEN = TAKEN | frozenset(
     {
         "security.protocol",
         "sasl.mechanism",
@@ -27,19 +33,65 @@ _TAKEN = frozenset(
         "enable.ssl.certificate.verification",
     }
 )
-_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_TOKENS = "OAUTHBEARER"
+_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", _TOKENS)
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
 class Login(NamedTuple):
-    """A user, as the brokers know him; the repr does not show the password."""
+    """A user, as the brokers know him, or where his tokens are; no repr shows the password."""
 
     mechanism: str
-    username: str
-    password: str
+    username: str = ""
+    password: str = ""
+    tokens: BearerTokens | None = None
 
     def __repr__(self) -> str:
-        return f"Login({self.mechanism}, {self.username})"
+        return f"Login({self.mechanism}, {self.username or self.tokens})"
+
+    @property
+    def way_out(self) -> str:
+        """What to correct if brokers refuse the user."""
+        if self.tokens is not None:
+            return self.tokens.way_out
+        return REFUSED_USER
+
+    def begin(self, deadline_s: float) -> "LoginAttempt":
+        """Return one login, from the first message on; NoToken if there is no token."""
+        if self.tokens is None:
+            given: dict[str, Any] = {
+                "sasl_plain_username": self.username,
+                "sasl_plain_password": self.password,
+            }
+            token = ""
+        else:
+            token = self.tokens.token(deadline_s)
+            given = {"sasl_oauth_token_provider": _Bearer(token, self.tokens.extensions)}
+        kind = get_sasl_mechanism(self.mechanism)
+        return LoginAttempt(kind(sasl_mechanism=self.mechanism, **given), token)
+
+
+class LoginAttempt(NamedTuple):
+    """The messages of one login (kafka-python's `SaslMechanism`), and the token it shows."""
+
+    messages: Any
+    token: str
+
+
+class _Bearer(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
+    """One token, for kafka-python."""
+
+    def __init__(self, token: str, extensions: Mapping[str, str]) -> None:
+        self._token = token
+        self._extensions = extensions
+
+    def token(self) -> str:
+        """Return it."""
+        return self._token
+
+    def extensions(self) -> Mapping[str, str]:
+        """Return what is told besides."""
+        return self._extensions
 
 
 class Security(NamedTuple):
@@ -66,10 +118,13 @@ class Security(NamedTuple):
     @staticmethod
     def not_taken(config: Mapping[str, str]) -> list[str]:
         """Return the properties of security that only librdkafka knows."""
-        found = [key for key in config if key.startswith(_PREFIXES) and key not in _TAKEN]
+        found = [key for key in config if key.startswith(PREFIXES) and key not in _TAKEN]
         protocol = config.get("security.protocol", "PLAINTEXT").upper()
-        if protocol.startswith("SASL") and _mechanism(config) not in _MECHANISMS:
-            found.append(f"sasl.mechanism={_mechanism(config)}")
+        mechanism = _mechanism(config)
+        if protocol.startswith("SASL") and mechanism not in _MECHANISMS:
+            found.append(f"sasl.mechanism={mechanism}")
+        if mechanism == _TOKENS:
+            found += not_taken(config)
         return sorted(found)
 
 
@@ -78,6 +133,8 @@ def _mechanism(config: Mapping[str, str]) -> str:
 
 
 def _login(config: Mapping[str, str]) -> Login:
+    if _mechanism(config) == _TOKENS:
+        return Login(_TOKENS, tokens=tokens_of(config))
     for key in ("sasl.username", "sasl.password"):
         if not config.get(key):
             raise InvalidSetting(f"{key} is not set: {_mechanism(config)} needs it")

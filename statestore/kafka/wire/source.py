@@ -14,7 +14,7 @@ from statestore.kafka.clients import check_consumer
 from statestore.kafka.wire.cluster import ClusterMap
 from statestore.kafka.wire.fetched import FetchedRows
 from statestore.kafka.wire.fetching import Fetcher, FetchLimits, PartitionLog
-from statestore.kafka.wire.security import Security
+from statestore.kafka.wire.security import PREFIXES, Security
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.ports import Arrival
@@ -62,7 +62,6 @@ _MOOT = frozenset(
         "topic.metadata.refresh.interval.ms",
     }
 )
-_SECURITY = ("ssl.", "sasl.", "security.", "enable.ssl.", "enable.sasl.")
 _TRUE, _FALSE = {"true", "t", "1"}, {"false", "f", "0"}
 
 
@@ -72,7 +71,7 @@ def not_taken(settings: Settings) -> list[str]:
     Among them is `client.rack`: this client reads from leaders only.
     """
     config = settings.client_config("consumer")
-    unknown = [key for key in config if key not in _USED | _MOOT and not key.startswith(_SECURITY)]
+    unknown = [key for key in config if key not in _USED | _MOOT and not key.startswith(PREFIXES)]
     return sorted({*(f"consumer.{key}" for key in unknown), *Security.not_taken(config)})
 
 

@@ -41,7 +41,10 @@ _NEVER: Final = {
     "processing.guarantee": "rows are written exactly once",
 }
 _OF_SETTINGS: Final = ("bootstrap.servers", "transaction.timeout.ms", "default.api.timeout.ms")
-_FOR_ALL_CLIENTS: Final = ("sasl.", "ssl.", "security.protocol")
+_FOR_ALL_CLIENTS: Final = (
+    *("sasl.", "ssl.", "security.protocol"),
+    *("enable.sasl.", "enable.ssl.", "https."),
+)
 
 
 class Atomic(StrEnum):
