@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from statestore.testing.local_kafka import LocalKafka
+from tests.certificates import Authority
 from tests.dags.foreign_rig import ORDERS, PIPELINE, ForeignAirflow, counted, produce
 from tests.wheel_rig import ROOT
 
@@ -103,7 +104,10 @@ def test_dags_of_two_applications_load_with_nothing_of_the_repository_on_the_pat
 @pytest.mark.slow
 @pytest.mark.kafka
 def test_runs_of_two_applications_in_an_airflow_with_the_wheel_alone(tmp_path: Path) -> None:
-    with LocalKafka(users={"ada": PASSWORD}) as kafka:
+    authority = Authority(tmp_path, "ours")
+    issued = authority.issue("broker")
+    certificate, key = issued.certificate, issued.key
+    with LocalKafka(users={"ada": PASSWORD}, tls_certificate=certificate, tls_key=key) as kafka:
         servers = kafka.bootstrap_servers
         for name in ("orders", "payments"):
             for topic in (name, f"{name}-counted"):
@@ -116,8 +120,9 @@ def test_runs_of_two_applications_in_an_airflow_with_the_wheel_alone(tmp_path: P
             "login": "ada",
             "password": PASSWORD,
             "extra": {
-                "security.protocol": "SASL_PLAINTEXT",
-                "sasl.mechanism": "PLAIN",
+                "security.protocol": "SASL_SSL",
+                "ssl.ca.location": str(authority.certificate),
+                "sasl.mechanism": "SCRAM-SHA-512",
                 "state.dir": str(tmp_path / "payments-state"),
             },
         }

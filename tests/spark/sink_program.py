@@ -1,6 +1,6 @@
 """A stream of files into a topic, as a user's own program: to be killed, and started again.
 
-python -m tests.spark.sink_program SERVERS TOPIC FOLDER CHECKPOINT MASTER ATOMIC
+python -m tests.spark.sink_program SERVERS TOPIC FOLDER CHECKPOINT MASTER ATOMIC [OPTION=VALUE]...
 
 MASTER may be the address of a server of Spark Connect.
 """
@@ -14,7 +14,7 @@ from statestore.spark import TransactionalKafka
 
 
 def main() -> None:
-    servers, topic, folder, checkpoint, master, atomic = sys.argv[1:]
+    servers, topic, folder, checkpoint, master, atomic, *more = sys.argv[1:]
     builder: Any = SparkSession.builder
     if master.startswith("sc://"):
         builder = builder.remote(master)
@@ -29,7 +29,7 @@ def main() -> None:
     writing = lines.writeStream.format("transactional_kafka").trigger(availableNow=True)
     writing = writing.option("kafka.bootstrap.servers", servers).option("topic", topic)
     writing = writing.option("checkpointLocation", checkpoint).option("atomic", atomic)
-    query = writing.start()
+    query = writing.options(**dict(option.split("=", 1) for option in more)).start()
     query.awaitTermination()
 
 
