@@ -1,12 +1,14 @@
 """How soon a killed application is back, and how soon a record is through.
 
-    python -m tests.bench.bench_lives [--full] [--repeats 3] [--only restore]
+    python -m tests.bench.bench_lives [--full] [--repeats 3] [--only restore] [--secured]
 
 restore: one application whose changelog grows from 10 000 to 1 000 000 records (10 million with
 --full); at each size a run is killed with a transaction open, and the next one reports what it
 cost to begin: claim to first poll, records replayed. At the end the volume is lost.
 starts: from the start of a process to its first committed output.
 latency: a continuous run over a steady trickle; from produce() to the output read as committed.
+With --secured the run also comes over TLS and by SCRAM-SHA-512, in turns with plain text; who
+produces and who reads come as before.
 """
 
 import os
@@ -15,7 +17,8 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
 from time import time, time_ns
@@ -30,6 +33,7 @@ from tests.bench.bench_tasks import MASTER, MICRO_BATCH, Rig, environment, sessi
 from tests.bench.harness import ROOT, Bench, scratch
 from tests.bench.pipelines import INPUT_VARIABLE, OUTPUT_VARIABLE
 from tests.bench.topic_children import PARTITIONS, fill
+from tests.certificates import Authority
 
 SIZES = (10_000, 100_000, 1_000_000)
 LARGEST = 10_000_000
@@ -38,6 +42,7 @@ _RUN_S = 20
 _WARM_S = 5
 _PER_SECOND = 1000
 _INTERVALS_MS = (10, 100)
+_USER, _PASSWORD, _PASSWORD_VARIABLE = "shop", "correct horse", "BENCH_PASSWORD"
 _SENT_AT = struct.Struct(">q")
 _STATESTORE = str(Path(sys.executable).with_name("statestore"))
 
@@ -105,18 +110,28 @@ def bench_starts(bench: Bench, rig: Rig, repeats: int) -> None:
         bench.add(f"{name}: start to exit", "s", last)
 
 
-def bench_latency(bench: Bench, rig: Rig) -> None:
-    """With both clients, by turns, committing often and as often as by default."""
+def bench_latency(bench: Bench, rig: Rig, doors: Mapping[str, Sequence[str]]) -> None:
+    """With both clients and through each door, by turns, committing often and as by default."""
     for interval_ms in _INTERVALS_MS:
         for client in KafkaClient:
-            _latency(bench, rig, client, interval_ms)
+            for door, flags in doors.items():
+                _latency(bench, rig, client, interval_ms, door, flags)
 
 
-def _latency(bench: Bench, rig: Rig, client: KafkaClient, interval_ms: int) -> None:
+def _latency(
+    bench: Bench,
+    rig: Rig,
+    client: KafkaClient,
+    interval_ms: int,
+    door: str,
+    flags: Sequence[str],
+) -> None:
     """Each record carries when it was sent."""
     outputs = _Outputs(rig)
+    application_id = f"trickle-{client}-{interval_ms}{'-secured' if flags else ''}"
     command = [
-        *rig.command([_STATESTORE, "run"], "passing", f"trickle-{client}-{interval_ms}"),
+        *rig.command([_STATESTORE, "run"], "passing", application_id),
+        *flags,
         f"--run-for={_RUN_S}",
         f"--set=kafka.client={client}",
         f"--set=commit.interval.ms={interval_ms}",
@@ -143,8 +158,24 @@ def _latency(bench: Bench, rig: Rig, client: KafkaClient, interval_ms: int) -> N
     ]
     cuts = statistics.quantiles(late, n=100)
     for share in (50, 95, 99):
-        name = f"{client}, a commit each {interval_ms} ms: produce to committed output, {share} %"
-        bench.add(name, "ms", [cuts[share - 1]])
+        what = f"a commit each {interval_ms} ms: produce to committed output, {share} %"
+        bench.add(f"{client}{door}, {what}", "ms", [cuts[share - 1]])
+
+
+def _doors(kafka: LocalKafka, authority: Path | None) -> dict[str, Sequence[str]]:
+    """What a run is told to come in plain text, and over TLS and by SCRAM if there is a door."""
+    plain: dict[str, Sequence[str]] = {"": ()}
+    if authority is None:
+        return plain
+    settings = {
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": authority,
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": _USER,
+        "sasl.password": f"${{{_PASSWORD_VARIABLE}}}",
+    }
+    told = [f"--set={key}={value}" for key, value in settings.items()]
+    return plain | {" over SASL_SSL": (f"--bootstrap-servers={kafka.sasl_servers}", *told)}
 
 
 def _trickle(rig: Rig, stop: threading.Event) -> None:
@@ -192,22 +223,45 @@ class _Outputs:
 @click.option("--full", is_flag=True, help="Up to 10 million records.")
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--only", multiple=True, help="restore, starts, latency")
-def main(*, full: bool, repeats: int, only: tuple[str, ...]) -> None:
+@click.option("--secured", is_flag=True, help="Latency also over TLS and by SCRAM.")
+def main(*, full: bool, repeats: int, only: tuple[str, ...], secured: bool) -> None:
     """Measure starts, restores and latency."""
     bench = Bench("bench_lives")
     topics = {INPUT_VARIABLE: "bench-in", OUTPUT_VARIABLE: "bench-out"}
-    told = environment(**topics, PYTHONPATH=str(ROOT))
-    with LocalKafka() as kafka, scratch() as folder, told, session() as spark:
+    told = environment(**topics, PYTHONPATH=str(ROOT), **{_PASSWORD_VARIABLE: _PASSWORD})
+    with (
+        scratch() as folder,
+        _kafka(folder, secured=secured) as (kafka, authority),
+        told,
+        session() as spark,
+    ):
         for topic in topics.values():
             kafka.create_topic(topic, partitions=PARTITIONS)
         rig = Rig(kafka, folder, spark, topics[INPUT_VARIABLE], 0)
         if not only or "latency" in only:
-            bench_latency(bench, rig)
+            bench_latency(bench, rig, _doors(kafka, authority))
         if not only or "starts" in only:
             bench_starts(bench, rig, repeats)
         if not only or "restore" in only:
             bench_restore(bench, rig, (*SIZES, LARGEST) if full else SIZES)
     bench.finish()
+
+
+@contextmanager
+def _kafka(folder: Path, *, secured: bool) -> Iterator[tuple[LocalKafka, Path | None]]:
+    """A broker, and the authority of its certificate if it has a door with TLS."""
+    if not secured:
+        with LocalKafka() as kafka:
+            yield kafka, None
+        return
+    certificates = folder / "certificates"
+    certificates.mkdir()
+    authority = Authority(certificates, "ours")
+    issued = authority.issue("broker")
+    with LocalKafka(
+        users={_USER: _PASSWORD}, tls_certificate=issued.certificate, tls_key=issued.key
+    ) as kafka:
+        yield kafka, authority.certificate
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ from kafka.protocol.admin import UpdateFeaturesRequest, UpdateFeaturesResponse
 
 import statestore as ss
 from statestore.kafka.clients import tell_unused
+from statestore.kafka.groups import Groups
 from statestore.kafka.outbox import TransactionalOutbox
 from statestore.kafka.source import KafkaSource
 from statestore.kafka.wire import codec
+from statestore.kafka.wire.client import WireClient
 from statestore.kafka.wire.cluster import ClusterMap
 from statestore.kafka.wire.outbox import WireOutbox
 from statestore.kafka.wire.source import WireSource
@@ -111,6 +113,44 @@ def test_librdkafka_does_what_only_it_knows(
 ) -> None:
     why = key if key != "partitioner" else f"{key}={value}"
     runs_with_librdkafka(app, caplog, f"it does not know {why}", **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"sasl.mechanism": "GSSAPI"}, "sasl.mechanism=GSSAPI"),
+        ({}, "sasl.mechanism=GSSAPI"),
+        (
+            {
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.grant.type": "urn:ietf:params:oauth:grant-type:jwt-bearer",
+            },
+            "sasl.oauthbearer.grant.type=urn:ietf:params:oauth:grant-type:jwt-bearer",
+        ),
+        (
+            {
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.metadata.authentication.type": "azure_imds",
+            },
+            "sasl.oauthbearer.metadata.authentication.type",
+        ),
+    ],
+)
+def test_librdkafka_does_logins_that_only_it_knows(
+    caplog: pytest.LogCaptureFixture, given: dict[str, str], why: str
+) -> None:
+    base = {"application.id": "any", "bootstrap.servers": "127.0.0.1:1"}
+    settings = Settings.from_mapping(base | {"security.protocol": "SASL_SSL"} | given)
+    with (
+        closing(Groups(settings)) as groups,
+        caplog.at_level(logging.WARNING, "statestore.kafka"),
+    ):
+        assert WireClient.of(settings, groups) is None
+        assert WireClient.of(settings, groups) is None
+    (said,) = caplog.messages
+    assert f"it does not know {why};" in said
 
 
 def test_librdkafka_does_it_where_the_codec_was_not_built(
