@@ -201,7 +201,7 @@ class Rig:
         """
         before = self.committed()
         process = replace(self, options=("--run-for=forever",)).start()
-        with self._produced_until_stopped():
+        with self.producing(500):
             deadline = _Deadline(DEADLINE_S)
             while self.committed() == before:
                 assert process.poll() is None, processes.outputs_of(process)[1][-4000:]
@@ -213,12 +213,13 @@ class Rig:
         return Kill(died, self.committed() != before, died and self.writes_open())
 
     @contextmanager
-    def _produced_until_stopped(self) -> Iterator[None]:
+    def producing(self, count: int) -> Iterator[None]:
+        """Append records all the time, so many at once."""
         stop = threading.Event()
 
         def produce() -> None:
-            while not stop.wait(0.02):
-                self.produce(500)
+            while not stop.wait(0.01):
+                self.produce(count)
 
         thread = threading.Thread(target=produce, name="producing")
         thread.start()

@@ -4,7 +4,6 @@ The newest record then lies in an open transaction nearly always: the case that 
 """
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,24 +39,6 @@ def running(rig: Rig, log: Path) -> Iterator[Process]:
         finally:
             run.kill()
             run.wait(DEADLINE_S)
-
-
-@contextmanager
-def producing(rig: Rig) -> Iterator[None]:
-    """Records without end, a few at a time."""
-    over = threading.Event()
-
-    def produce() -> None:
-        while not over.wait(0.01):
-            rig.produce(20)
-
-    thread = threading.Thread(target=produce, name="producing")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def status_of(settings: Settings) -> Status:
@@ -108,7 +89,7 @@ def test_no_call_fails_beside_a_run_or_after_it_was_killed(
 
     with running(rig, tmp_path / "log") as run:
         eventually(lambda: owned(0) and owned(1), "the run owns the stores")
-        with producing(rig):
+        with rig.producing(20):
             assert failures(settings, calls) == []
             run.kill()
             run.wait(DEADLINE_S)
