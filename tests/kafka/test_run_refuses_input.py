@@ -21,7 +21,7 @@ def test_an_input_that_ends_before_the_last_commit_is_refused(app: App, how: lis
     app.commit_offset(0, 1000)
     before = app.stored()
     says = (f"{app.name}-in-0", "1000", "truncated or created again", "reset the group's offsets")
-    assert_refused(app.run(*how), 5, "RecordFailed", *says)
+    assert_refused(app.run(*how), 5, "InputLost", *says)
     assert app.stored() == before
 
 
