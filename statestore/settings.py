@@ -35,6 +35,8 @@ CONNECTION_VARIABLE = "STATESTORE_CONNECTION_"
 """How the variables begin in which a scheduler hands settings of a connection to jobs."""
 
 _APPLICATION_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
+SECURITY_PREFIXES = ("sasl.", "ssl.", "security.protocol", "enable.sasl.", "enable.ssl.", "https.")
+"""How properties of all clients begin that say how they prove who they are, and to whom."""
 _CLIENT_PREFIXES = ("consumer.", "producer.", "admin.", "sasl.", "ssl.")
 # Of properties without such a prefix, those that say how clients prove who they are, and to whom.
 _CLIENT_KEYS = frozenset(

@@ -16,13 +16,10 @@ from airflow.sdk import Connection
 from airflow.sdk.log import mask_secret
 
 from statestore.airflow_provider import CONNECTION_TYPE, UI_FIELD_BEHAVIOUR
-from statestore.settings import is_secret
+from statestore.settings import SECURITY_PREFIXES, is_secret
 
 KAFKA_TYPE = "kafka"
-_OF_KAFKA = (
-    *("bootstrap.servers", "security.protocol", "state.dir", "sasl.", "ssl.", "statestore."),
-    *("enable.sasl.", "enable.ssl.", "https."),
-)
+_OF_KAFKA = (*SECURITY_PREFIXES, "bootstrap.servers", "state.dir", "statestore.")
 """What is taken of a connection of Kafka's type; its group, for one, is not."""
 
 

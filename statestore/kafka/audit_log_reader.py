@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from statestore.errors import InvalidSetting, Misuse, TopicMissing, Unavailable
-from statestore.kafka.tokens import REFUSED_BEARER, why_none
+from statestore.kafka.tokens import REFUSED_BEARER, no_token
 from statestore.model.decoders import json_decoder
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header
@@ -187,12 +187,12 @@ class _BrokerCall:
 
         Unavailable otherwise, because the next attempt may succeed.
         """
-        if (missing := why_none(self._properties)) is not None:
-            kind = InvalidSetting if isinstance(missing, InvalidSetting) else Unavailable
-            raise kind(f"the audit could not {self._doing}: {missing}")
+        failed = f"the audit could not {self._doing}"
+        if (missing := no_token(self._properties, failed)) is not None:
+            raise missing
         why = "" if self._complaint is None else f" ({self._complaint.str()})"
         silent_s = round(monotonic() - self._heard_s, 1)
-        said = f"the audit could not {self._doing}: nothing came for {silent_s:g} s{why}"
+        said = f"{failed}: nothing came for {silent_s:g} s{why}"
         if self._complaint is not None and self._complaint.code() == KafkaError._AUTHENTICATION:
             is_token = "invalid_token" in self._complaint.str()
             way_out = REFUSED_BEARER if is_token else "correct sasl.username and sasl.password"

@@ -26,7 +26,7 @@ from statestore.kafka.error_codes import (
     translated,
 )
 from statestore.kafka.token_endpoint import CREDENTIALS, ENDPOINT_REFUSALS
-from statestore.kafka.tokens import REFUSED_BEARER, why_none
+from statestore.kafka.tokens import REFUSED_BEARER, no_token
 from statestore.settings import Settings
 
 _log = logging.getLogger("statestore.kafka")
@@ -248,9 +248,8 @@ def unanswered(
 
     A client may give up long before its time, when a connection breaks.
     """
-    if (missing := why_none(settings.client_config("admin"))) is not None:
-        kind = InvalidSetting if isinstance(missing, InvalidSetting) else Unavailable
-        return kind(f"could not {doing}: {missing}")
+    if (missing := no_token(settings.client_config("admin"), f"could not {doing}")) is not None:
+        return missing
     return trouble.failure(
         doing, f"{settings.bootstrap_servers} did not answer for {waited(since_s)}"
     )

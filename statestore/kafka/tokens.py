@@ -21,7 +21,7 @@ from math import inf
 from time import monotonic, time
 from typing import Any, NamedTuple, Protocol
 
-from statestore.errors import InvalidSetting
+from statestore.errors import InvalidSetting, StateStoreError, Unavailable
 from statestore.kafka import token_endpoint
 from statestore.kafka.token_endpoint import (
     ANSWER_S,
@@ -116,17 +116,20 @@ def not_taken(config: Mapping[str, str]) -> list[str]:
     return [] if grant == "client_credentials" else [f"{_GRANT}={grant}"]
 
 
-def why_none(config: Mapping[str, str]) -> NoToken | InvalidSetting | None:
-    """Return why no token comes, if that is why a client got no answer; it is asked for one now.
+def no_token(config: Mapping[str, str], doing: str) -> StateStoreError | None:
+    """Return the error for what a client could not do for want of a token; None if one comes.
 
-    For clients of librdkafka, which fetch their tokens themselves.
+    One is asked for now: clients of librdkafka fetch theirs themselves, and do not tell.
+    InvalidSetting if another attempt would not help, else Unavailable.
     """
     if not _asks_for_tokens(config) or not_taken(config):
         return None
     try:
         tokens_of(config).token(monotonic() + _LOOK_S)
-    except (NoToken, InvalidSetting) as failure:
-        return failure
+    except InvalidSetting as failure:
+        return InvalidSetting(f"{doing}: {failure}")
+    except NoToken as failure:
+        return Unavailable(f"{doing}: {failure}")
     return None
 
 
@@ -290,7 +293,9 @@ class FetchedTokens:
 
     def _answer(self, fetch: Future[_Token]) -> None:
         try:
-            text, left_s = self._endpoint.fetch(self._trusted)
+            from statestore.kafka import token_request
+
+            text, left_s = token_request.fetch(self._endpoint, self._trusted)
             now_s = monotonic()
             fetch.set_result(_Token(text, now_s + left_s * _REFRESHED, now_s + left_s))
         except Exception as failure:  # noqa: BLE001 - whoever waits for it raises it

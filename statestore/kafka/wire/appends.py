@@ -22,11 +22,10 @@ from statestore.kafka.wire import codec
 from statestore.kafka.wire.cluster import ClusterMap, Links, Retries, has_moved, is_passing, said
 from statestore.kafka.wire.connection import Connection, Disconnected
 from statestore.kafka.wire.coordinators import ProducerId, refusal
-from statestore.kafka.wire.security import PREFIXES
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header
 from statestore.ports import Records
-from statestore.settings import Settings
+from statestore.settings import SECURITY_PREFIXES, Settings
 
 # From this version on a partition joins the transaction with its first batch (KIP-890).
 _PRODUCE_VERSION = 12
@@ -107,7 +106,7 @@ class AppendOptions(NamedTuple):
         """Return the settings of producers that only librdkafka knows."""
         config = settings.client_config("producer")
         own = {key for key in config if f"producer.{key}" in settings.clients}
-        own = {key for key in own if not key.startswith(PREFIXES)}
+        own = {key for key in own if not key.startswith(SECURITY_PREFIXES)}
         found = [f"producer.{key}" for key in own - _TAKEN - _WITHOUT_MEANING]
         if settings.partitioner not in _HASHES:
             found.append(f"partitioner={settings.partitioner}")

@@ -14,9 +14,8 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from statestore.errors import InvalidSetting
 from statestore.kafka.error_codes import REFUSED_USER
 from statestore.kafka.tokens import TAKEN, BearerTokens, not_taken, tokens_of
+from statestore.settings import SECURITY_PREFIXES
 
-PREFIXES = ("ssl.", "sasl.", "enable.ssl.", "security.", "enable.sasl.", "https.")
-"""How properties begin that are of no one kind of client."""
 _TAKEN = TAKEN | frozenset(
     {
         "security.protocol",
@@ -118,7 +117,7 @@ class Security(NamedTuple):
     @staticmethod
     def not_taken(config: Mapping[str, str]) -> list[str]:
         """Return the properties of security that only librdkafka knows."""
-        found = [key for key in config if key.startswith(PREFIXES) and key not in _TAKEN]
+        found = [key for key in config if key.startswith(SECURITY_PREFIXES) and key not in _TAKEN]
         protocol = config.get("security.protocol", "PLAINTEXT").upper()
         mechanism = _mechanism(config)
         if protocol.startswith("SASL") and mechanism not in _MECHANISMS:

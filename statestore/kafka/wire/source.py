@@ -14,11 +14,11 @@ from statestore.kafka.clients import check_consumer
 from statestore.kafka.wire.cluster import ClusterMap
 from statestore.kafka.wire.fetched import FetchedRows
 from statestore.kafka.wire.fetching import Fetcher, FetchLimits, PartitionLog
-from statestore.kafka.wire.security import PREFIXES, Security
+from statestore.kafka.wire.security import Security
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.ports import Arrival
-from statestore.settings import Settings
+from statestore.settings import SECURITY_PREFIXES, Settings
 
 # About how many bytes of keys, values and headers one poll returns.
 _BATCH_BYTES = 64 << 20
@@ -71,7 +71,9 @@ def not_taken(settings: Settings) -> list[str]:
     Among them is `client.rack`: this client reads from leaders only.
     """
     config = settings.client_config("consumer")
-    unknown = [key for key in config if key not in _USED | _MOOT and not key.startswith(PREFIXES)]
+    unknown = [
+        key for key in config if key not in _USED | _MOOT and not key.startswith(SECURITY_PREFIXES)
+    ]
     return sorted({*(f"consumer.{key}" for key in unknown), *Security.not_taken(config)})
 
 

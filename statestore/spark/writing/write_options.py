@@ -9,7 +9,7 @@ from statestore import SchemaRegistry
 from statestore.errors import Misuse
 from statestore.model.records import Side
 from statestore.runtime import Runtime
-from statestore.settings import Settings
+from statestore.settings import SECURITY_PREFIXES, Settings
 from statestore.spark.registry_options import REGISTRY, registry_of
 from statestore.spark.writing.attempts import Output
 from statestore.spark.writing.checkpoints import Checkpoint, id_of, local_folder
@@ -41,10 +41,6 @@ _NEVER: Final = {
     "processing.guarantee": "rows are written exactly once",
 }
 _OF_SETTINGS: Final = ("bootstrap.servers", "transaction.timeout.ms", "default.api.timeout.ms")
-_FOR_ALL_CLIENTS: Final = (
-    *("sasl.", "ssl.", "security.protocol"),
-    *("enable.sasl.", "enable.ssl.", "https."),
-)
 
 
 class Atomic(StrEnum):
@@ -151,7 +147,7 @@ def _settings(options: Mapping[str, str], query: str) -> dict[str, object]:
                 )
         elif name == "client":
             made["kafka.client"] = text
-        elif name in _OF_SETTINGS or name == "partitioner" or name.startswith(_FOR_ALL_CLIENTS):
+        elif name in _OF_SETTINGS or name == "partitioner" or name.startswith(SECURITY_PREFIXES):
             made[name] = text
         else:
             made[f"producer.{name}"] = text
