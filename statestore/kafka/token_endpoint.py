@@ -71,7 +71,7 @@ class TokenEndpoint(NamedTuple):
             _url(_needed(config, URL)),
             _needed(config, *ID),
             _needed(config, *SECRET),
-            config.get(SCOPE, ""),
+            _utf8(SCOPE, config.get(SCOPE, "")),
             tuple(sorted(found.items())),
             config.get(AUTHORITY, ""),
             config.get(_AUTHORITY_TEXT, ""),
@@ -109,8 +109,17 @@ class TokenEndpoint(NamedTuple):
 def _needed(config: Mapping[str, str], *keys: str) -> str:
     for key in keys:
         if value := config.get(key):
-            return value
+            return _utf8(key, value)
     raise InvalidSetting(f"{keys[0]} is not set: {METHOD}=oidc needs it")
+
+
+def _utf8(key: str, value: str) -> str:
+    """Return a value that can be sent; InvalidSetting if a variable was no text."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as failure:
+        raise InvalidSetting(f"{key}: its bytes are not UTF-8: write it in UTF-8") from failure
+    return value
 
 
 def _url(text: str) -> str:
@@ -119,6 +128,7 @@ def _url(text: str) -> str:
         parts = urllib.parse.urlsplit(text)
         is_right = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
         is_right = is_right and "@" not in parts.netloc
+        (parts.hostname or "").encode("idna")  # as sockets do; it says which names there cannot be
     except ValueError:
         is_right = False
     if not is_right or not text.isascii() or not text.isprintable() or " " in text:

@@ -150,6 +150,6 @@ def _claims(token: str) -> Mapping[str, Any]:
 def _seconds(value: object) -> float | None:
     try:
         found = float(value)  # type: ignore[arg-type]  # whatever JSON has
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return found if abs(found) < inf else None

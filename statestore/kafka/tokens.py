@@ -12,6 +12,7 @@ No message of this module has the secret.
 import base64
 import json
 import logging
+import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -52,6 +53,7 @@ REFUSED_BEARER = (
     "token (sasl.oauthbearer.expected.audience and .expected.issuer)"
 )
 """What to do about a token that brokers refuse."""
+_LIFE = re.compile("[0-9]{1,15}")
 _TRUE = frozenset({"true", "t", "1"})
 _REFRESHED = 0.8
 # How long a failure is told to others who ask, without and with a token that is still good.
@@ -171,8 +173,11 @@ class UnsecuredTokens(NamedTuple):
                 )
         if not given["principal"]:
             raise InvalidSetting(f"{_CONFIG} = {text!r}: it needs principal=NAME")
-        if not given["lifeSeconds"].isdigit() or not int(given["lifeSeconds"]):
-            raise InvalidSetting(f"{_CONFIG}: lifeSeconds={given['lifeSeconds']}: want a number")
+        if not (_LIFE.fullmatch(given["lifeSeconds"]) and int(given["lifeSeconds"])):
+            raise InvalidSetting(
+                f"{_CONFIG}: lifeSeconds={given['lifeSeconds']:.99}: want a number of seconds, "
+                "from 1 on and of 15 digits at most"
+            )
         claims: dict[str, Any] = {given["principalClaimName"]: given["principal"]}
         if given["scope"]:
             claims[given["scopeClaimName"]] = given["scope"].split(",")

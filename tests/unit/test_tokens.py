@@ -87,8 +87,12 @@ def test_scope_and_extensions_are_told(server: TokenServer) -> None:
     assert message.endswith(b"\x01logicalCluster=lkc-1\x01poolId=a:b\x01\x01")
 
 
-def test_a_token_is_fetched_anew_while_the_last_one_is_good(server: TokenServer) -> None:
-    server.life_s = 3
+def test_a_token_is_fetched_anew_while_the_last_one_is_good(
+    server: TokenServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Long before its end, however slow the machine is.
+    monkeypatch.setattr("statestore.kafka.tokens._REFRESHED", 2 / DEADLINE_S)
+    server.life_s = DEADLINE_S
     made = tokens(server)
     first = made.token(soon())
     seen: list[str] = []
@@ -103,9 +107,11 @@ def test_a_token_is_fetched_anew_while_the_last_one_is_good(server: TokenServer)
 
 
 def test_a_good_token_is_used_while_the_endpoint_is_down(
-    server: TokenServer, caplog: pytest.LogCaptureFixture
+    server: TokenServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.life_s = 4
+    # It is due at once, and good for so long that a slow machine looks at it in time.
+    monkeypatch.setattr("statestore.kafka.tokens._REFRESHED", 0.01)
+    server.life_s = 12
     made = tokens(server)
     first = made.token(soon())
     server.instead = Answer.of(503, {"error": "temporarily_unavailable"})
@@ -194,6 +200,7 @@ WRONG: dict[str, tuple[Answer, str]] = {
     ),
     "no time": (Answer.of(200, NO_JWT), "does not tell when it expires: have it give a JWT"),
     "no number": (Answer.of(200, {**NO_JWT, "expires_in": "soon"}), "does not tell when"),
+    "no float": (Answer.of(200, {**NO_JWT, "expires_in": 10**400}), "does not tell when"),
 }
 
 
@@ -261,7 +268,10 @@ def test_an_endpoint_that_hangs_up_is_no_answer() -> None:
 
         def answer() -> None:
             with listener.accept()[0] as caller:
-                caller.recv(1 << 16)
+                # All of it: what is left unread resets the connection, before the answer is read.
+                asked = b""
+                while not asked.endswith(b"grant_type=client_credentials"):
+                    asked += caller.recv(1 << 16)
                 caller.sendall(b"what is this?")
 
         thread = threading.Thread(target=answer)
@@ -318,6 +328,10 @@ def hashed(folder: Path, certificate: Path) -> Path:
         ({URL: "file:///etc/passwd"}, rf"{URL}: want http"),
         ({URL: "https://me:secret@host/token"}, rf"{URL}: want http.* without a user"),
         ({URL: "https://host:port/"}, rf"{URL}: want http"),
+        ({URL: f"https://{'a' * 64}.example/"}, rf"{URL}: want http"),
+        ({URL: "https://a..example/"}, rf"{URL}: want http"),
+        ({"sasl.oauthbearer.client.secret": "\udcff"}, "client.secret: its bytes are not UTF-8"),
+        ({"sasl.oauthbearer.scope": "\udcff"}, "scope: its bytes are not UTF-8"),
         ({"sasl.oauthbearer.client.id": ""}, "client.id is not set"),
         ({"sasl.oauthbearer.client.secret": ""}, "client.secret is not set"),
         ({"sasl.oauthbearer.extensions": "auth=me"}, "extensions: auth=me"),
@@ -378,6 +392,8 @@ def test_tokens_without_a_signature_are_librdkafkas() -> None:
         ('principal="me"', "principal"),
         ("principal=me lifeSeconds=long", "lifeSeconds=long"),
         ("principal=me lifeSeconds=0", "lifeSeconds=0"),
+        ("principal=me lifeSeconds=²", "lifeSeconds=²"),
+        (f"principal=me lifeSeconds={'9' * 5000}", "lifeSeconds=9"),
         ("principal=me extension_auth=5", "auth=5"),
     ],
 )
