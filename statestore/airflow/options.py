@@ -25,6 +25,7 @@ from statestore.airflow.dag_applications import (
     load_applications,
 )
 from statestore.airflow.sources import SettingsSource
+from statestore.model.texts import whole_number
 
 
 class DagOptions(TypedDict, total=False):
@@ -276,6 +277,7 @@ def _whole_number(name: str) -> int | None:
     text = os.environ.get(name)
     if not text:
         return None
-    if not text.isdecimal() or not int(text):
+    number = whole_number(text)
+    if not number:
         raise ValueError(f"{name}={text!r} must be a whole number of Spark slots, 1 or more")
-    return int(text)
+    return number

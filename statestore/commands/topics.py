@@ -10,6 +10,7 @@ from statestore.commands.arguments import check_options, parse_run
 from statestore.commands.help import CommandGroup
 from statestore.commands.printing import print_rows
 from statestore.errors import Misuse
+from statestore.model.texts import whole_number
 from statestore.operations.pipelines import load_pipeline
 from statestore.operations.running.create_topics import (
     NeededTopic,
@@ -103,12 +104,13 @@ def _partitions(given: tuple[str, ...]) -> Partitions:
     single: dict[str, int] = {}
     for text in given:
         topic, _, count = text.rpartition("=")
-        if not (count.isascii() and count.isdigit() and 0 < int(count[:9]) < 1_000_000):
-            raise Misuse(f"--partitions {text}: pass a number above 0, or TOPIC=N")
+        number = whole_number(count)
+        if number is None or not 0 < number < 1_000_000:
+            raise Misuse(f"--partitions {text:.99}: pass a number above 0, or TOPIC=N")
         if topic:
-            single[topic] = int(count)
-        elif every is not None and every != int(count):
+            single[topic] = number
+        elif every is not None and every != number:
             raise Misuse(f"--partitions {every} and {count} contradict each other: pass one")
         else:
-            every = int(count)
+            every = number
     return Partitions(every, single)

@@ -1,4 +1,4 @@
-"""Times, spans, sizes and counts as people read them, on terminals and on pages."""
+"""Times, spans, sizes and counts as people read and write them, on terminals and on pages."""
 
 import math
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 _YEARS_S = 100 * 365 * 86_400
 _STORES_TOLD = 4
+_DIGITS_MAX = 19
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 _COUNTS = ("records", "records_in", "records_out", "commits", "equal", "count", "stores")
 
@@ -67,6 +68,18 @@ def size_text(size: float | None) -> str:
         value /= 1024
         units.pop(0)
     return f"{value:.0f} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
+
+
+def whole_number(text: str) -> int | None:
+    """Read a number from 0 on, written in the digits 0 to 9; None: the text is none.
+
+    One of more than 19 digits is read as 10^19, which is above all that Kafka counts: Python itself
+    raises ValueError for thousands of digits, and takes the digits of other scripts.
+    """
+    if not (text.isascii() and text.isdecimal()):
+        return None
+    digits = text.lstrip("0")
+    return int(digits or "0") if len(digits) <= _DIGITS_MAX else 10**_DIGITS_MAX
 
 
 def number_text(number: float | None) -> str:

@@ -27,6 +27,7 @@ from statestore.model.records import (
     TimerRow,
     Windowed,
 )
+from statestore.model.texts import whole_number
 from statestore.serdes import java_serdes
 from statestore.serdes.serde_names import Constructor, KeysInWindows, Place, define, parsed
 
@@ -111,6 +112,11 @@ def windowed(key_serde: Serde[T], size_ms: int) -> Serde[Windowed[T]]:
     return key_serde.around(name, make, windowed, size_ms)
 
 
+def _is_int64(text: str) -> bool:
+    number = whole_number(text)
+    return number is not None and number < 1 << 63
+
+
 def _size_and_inner(arguments: Sequence[str]) -> KeysInWindows:
     size_ms, inner = arguments
     return KeysInWindows(inner, WINDOW_BYTES, int(size_ms))
@@ -123,7 +129,7 @@ define(
         make=lambda arguments, by_name: windowed(by_name(arguments[1]), int(arguments[0])),
         place=lambda _: functools.partial(without_last, count=WINDOW_BYTES),
         windows=_size_and_inner,
-        accepts=lambda arguments: arguments[0].isdecimal() and arguments[1] != "",
+        accepts=lambda arguments: _is_int64(arguments[0]) and arguments[1] != "",
     )
 )
 

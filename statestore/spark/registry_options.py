@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import statestore as ss
 from statestore.errors import Misuse
+from statestore.model.texts import whole_number
 from statestore.settings import is_secret, shows_secret
 
 REGISTRY: Final = "schema_registry"
@@ -45,7 +46,8 @@ def registry_of(options: Mapping[str, str], data_source: str) -> ss.SchemaRegist
                 "${VARIABLE} in place of the secret, and set the variable for the driver and the "
                 "executors"
             )
-        given[name] = int(text) if text.isdecimal() else _TRUTHS.get(text.lower(), text)
+        number = whole_number(text)
+        given[name] = _TRUTHS.get(text.lower(), text) if number is None else number
     if url is None:
         return None
     if not isinstance(given.get("auto_register", False), bool):

@@ -13,7 +13,7 @@ from typing import Final
 from statestore.commands.typed_keys import serialized
 from statestore.errors import Misuse, StateStoreError
 from statestore.model.modes import parse_time, to_ms
-from statestore.model.texts import time_text
+from statestore.model.texts import time_text, whole_number
 from statestore.operations.deployed import DeployedGlobal
 from statestore.operations.environment import Environment
 from statestore.operations.pipelines import StoreSerdes, load_pipeline
@@ -80,7 +80,7 @@ class _Asked:
 
     def answer(self) -> Browsed:
         question, view = self.question, self.looked.view
-        skip = int(question.after) if question.after.isdecimal() else 0
+        skip = whole_number(question.after) or 0
         if skip > _SKIP_MAX:
             raise Misuse(f"more than {_SKIP_MAX:,} rows: ask for a key, or for a prefix")
         found = Decoding(view.name, self._serdes(), _IN_BYTES)

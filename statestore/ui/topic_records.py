@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from statestore.errors import Misuse, StateStoreError, Unavailable
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header, Record, Serde
+from statestore.model.texts import whole_number
 from statestore.operations.clone_record import read_record, renamed, with_own_dead_letters
 from statestore.operations.deployed import Deployed, read_deployed
 from statestore.operations.environment import Environment
@@ -60,7 +61,8 @@ class TopicQuestion:
 
     def limit(self) -> int:
         """Return how many records to show."""
-        asked = int(self.count) if self.count.isdecimal() else COUNTS[1]
+        number = whole_number(self.count)
+        asked = COUNTS[1] if number is None else number
         return min((each for each in COUNTS if each >= asked), default=COUNTS[-1])
 
 
@@ -205,9 +207,10 @@ class _Look:
     def _partitions(self, count: int) -> Sequence[int]:
         text = self.question.partition
         if text:
-            if not text.isdecimal() or int(text) >= count:
-                raise Misuse(f"partition {text!r}: the topic has 0 to {count - 1}")
-            return [int(text)]
+            partition = whole_number(text)
+            if partition is None or partition >= count:
+                raise Misuse(f"partition {text!r:.99}: the topic has 0 to {count - 1}")
+            return [partition]
         if self.question.offset and count > 1:
             raise Misuse("an offset is one of a partition: name the partition, too")
         if count > _PARTITIONS_MAX:
@@ -220,10 +223,11 @@ class _Look:
         self, client: MonitoringClient, bounds: Mapping[TopicPartition, Bounds], limit: int
     ) -> list[Record[bytes | None, bytes | None]]:
         text = self.question.offset
-        if not text.isdecimal() or len(text) > 18:
-            raise Misuse(f"offset {text!r}: write a whole number, or leave it empty")
+        offset = whole_number(text)
+        if offset is None or len(text) > 18:
+            raise Misuse(f"offset {text!r:.99}: write a whole number, or leave it empty")
         ((tp, bound),) = bounds.items()
-        span = Bounds(min(max(int(text), bound.start), bound.end), bound.end)
+        span = Bounds(min(max(offset, bound.start), bound.end), bound.end)
         found = client.records({tp: span}, each_max=limit, bytes_max=_BYTES_MAX)
         if found.unread:
             self.notes.append("The brokers, or the size of the records, allowed no more of them.")

@@ -394,6 +394,7 @@ def test_a_query_does_not_decode_what_was_deployed_since(world: World) -> None:
         ({"partition": "7"}, "has no partition 7; it has 1"),
         ({"partition": "x"}, "partition = 'x': want a whole number from 0"),
         ({"maxOffsetsPerTrigger": "²"}, "want a number above 0"),
+        ({"partition": "9" * 5000}, "want a whole number from 0"),
     ],
 )
 def test_a_wrong_option_is_refused(world: World, options: dict[str, str], message: str) -> None:

@@ -287,6 +287,7 @@ def test_a_store_with_history_is_shown_as_of_a_time_and_with_all_versions(
         ("rates?as_of=99999999999999999999", "after the year 9999"),
         ("names?as_of=5&key=a", "keeps no history"),
         ("names?after=99999999", "ask for a key, or for a prefix"),
+        (f"names?after={'9' * 5000}", "ask for a key, or for a prefix"),
         ("nothing", "no store"),
     ],
 )

@@ -121,11 +121,13 @@ def test_records_from_an_offset_come_in_order_and_page_by_page(
         ({"topic": "a-store-changelog"}, "is not a topic of a"),
         ({"topic": "in", "partition": "2"}, "the topic has 0 to 1"),
         ({"topic": "in", "partition": "-1"}, "the topic has 0 to 1"),
+        ({"topic": "in", "partition": "9" * 5000}, "the topic has 0 to 1"),
         ({"topic": "in", "partition": "0", "offset": "last"}, "write a whole number"),
         ({"topic": "in", "partition": "0", "offset": "9" * 40}, "write a whole number"),
         ({"topic": "in", "offset": "3"}, "name the partition, too"),
         ({"topic": HOSTILE}, "is not a topic of a"),
         ({"topic": "out"}, "There is no record"),
+        ({"topic": "out", "count": "9" * 5000}, "There is no record"),
     ],
 )
 def test_what_cannot_be_looked_into_is_said(

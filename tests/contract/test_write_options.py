@@ -78,11 +78,13 @@ def schema(text: str) -> StructType:
         ({"markerTopic": "t"}, "'t' is the topic of the rows, too"),
         ({"atomic": "rows"}, "want partition or batch"),
         ({"batchId": "-1"}, "want a whole number"),
+        ({"batchId": "9" * 5000}, "want a whole number"),
         ({"firstBatch": "3"}, "firstBatch is for streams"),
         ({"kafka.max.block.ms": "1"}, r"Java clients: leave it out: kafka\.default\.api\.timeout"),
         ({"kafka.ssl.truststore.location": "/a.jks"}, r"as PEM, and pass kafka\.ssl\.ca\.location"),
         ({"kafka.sasl.jaas.config": "a.Krb5LoginModule required;"}, r"kafka\.sasl\.username"),
         ({"kafka.buffer.memory": "32m"}, "whole number of bytes"),
+        ({"kafka.buffer.memory": "9" * 5000}, "whole number of bytes"),
         (
             {"kafka.max.request.size": "2000", "kafka.message.max.bytes": "3000"},
             "say the same thing: pass one",

@@ -49,7 +49,7 @@ def cluster(servers: str, **settings: str) -> ClusterMap:
 )
 def test_addresses_are_read_as_librdkafka_reads_them(text: str, address: BrokerAddress) -> None:
     assert BrokerAddress.of(text) == address
-    for wrong in ("a:b", ":1", "a:"):
+    for wrong in ("a:b", ":1", "a:", "a:²", "a:0", "a:65536", f"a:{'9' * 5000}"):
         with pytest.raises(InvalidSetting, match="is not host:port"):
             BrokerAddress.of(wrong)
 

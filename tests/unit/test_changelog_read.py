@@ -6,6 +6,7 @@ import pytest
 
 from statestore.errors import (
     InputLost,
+    InvalidSetting,
     MalformedRecords,
     StateStoreError,
     TaskCorrupted,
@@ -78,3 +79,9 @@ def test_a_fetch_rests_longer_while_nothing_comes_unless_settings_say_how_long()
     assert waits({"fetch.wait.max.ms": "9000"}) == [9000] * 6
     # Fewer bytes than wanted are held back until the wait is over.
     assert waits({"fetch.min.bytes": "1000"}) == [500] * 6
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "²", "9" * 5000])
+def test_a_limit_of_fetches_that_is_no_number_is_named(text: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"consumer.fetch.min.bytes = .*want a whole number"):
+        _limits({"fetch.min.bytes": text})

@@ -72,7 +72,15 @@ def test_a_name_tells_where_keys_are_placed_however_deep() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["WINDOWED(STRING)", "WINDOWED(1.5,STRING)", "WINDOWED(5,)", "SESSION()", "SESSION", "x("],
+    [
+        "WINDOWED(STRING)",
+        "WINDOWED(1.5,STRING)",
+        "WINDOWED(5,)",
+        f"WINDOWED({'9' * 5000},STRING)",
+        "SESSION()",
+        "SESSION",
+        "x(",
+    ],
 )
 def test_a_name_that_no_constructor_made_is_looked_up_as_it_is(name: str) -> None:
     assert parsed(name) is None

@@ -3,7 +3,7 @@
 import pytest
 
 from statestore.commands.printing import cell_text
-from statestore.model.texts import number_text, size_text, span_text
+from statestore.model.texts import number_text, size_text, span_text, whole_number
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,20 @@ def test_sizes_and_spans_take_the_unit_that_fits() -> None:
     assert sizes == ["?", "0 B", "1023 B", "1.0 KiB", "3.0 TiB", "5,000.0 TiB"]
     spans = [span_text(span) for span in (None, 0.0004, 0.999, 0.9999, 9.99, 10)]
     assert spans == ["?", "< 1 ms", "999 ms", "1.0 s", "10.0 s", "10 s"]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("007", 7),
+        ("9223372036854775807", (1 << 63) - 1),
+        ("0" * 5000 + "7", 7),
+        ("9" * 5000, 10**19),
+        *((wrong, None) for wrong in ("", "-1", "+1", " 1", "1_0", "1.0", "²", "٣", "x")),
+    ],
+)
+def test_a_whole_number_has_digits_alone_and_any_number_of_them(
+    text: str, number: int | None
+) -> None:
+    assert whole_number(text) == number

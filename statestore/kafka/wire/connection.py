@@ -31,6 +31,7 @@ from statestore.errors import BrokerTooOld, InvalidSetting
 from statestore.kafka.error_codes import UNTRUSTED_BROKER, UNTRUSTED_CLIENT
 from statestore.kafka.token_endpoint import NoToken
 from statestore.kafka.wire.security import Login, Security
+from statestore.model.texts import whole_number
 
 _RECEIVE_BYTES = 1 << 20
 # Kafka's own limit of a request (socket.request.max.bytes) is 100 MiB, and no answer of ours has to
@@ -64,9 +65,10 @@ class BrokerAddress(NamedTuple):
         host, colon, port = text.rpartition(":")
         if not colon or (":" in host and not host.endswith("]")):
             host, port = text, "9092"
-        if not port.isdigit() or not host:
-            raise InvalidSetting(f"bootstrap.servers: {text!r} is not host:port")
-        return cls(host.strip("[]"), int(port))
+        number = whole_number(port)
+        if number is None or not 0 < number < 1 << 16 or not host:
+            raise InvalidSetting(f"bootstrap.servers: {text!r:.99} is not host:port")
+        return cls(host.strip("[]"), number)
 
 
 class Connection:

@@ -17,6 +17,7 @@ from statestore.kafka.wire.fetching import Fetcher, FetchLimits, PartitionLog
 from statestore.kafka.wire.security import Security
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
+from statestore.model.texts import whole_number
 from statestore.ports import Arrival
 from statestore.settings import SECURITY_PREFIXES, Settings
 
@@ -267,9 +268,10 @@ def _limits(config: Mapping[str, str]) -> FetchLimits:
 
 def _whole(config: Mapping[str, str], key: str, default: int, *, least: int) -> int:
     text = config.get(key, str(default)).strip()
-    if not text.isdigit() or not least <= int(text) < 1 << 31:
-        raise InvalidSetting(f"consumer.{key} = {text!r}: want a whole number from {least} on")
-    return int(text)
+    number = whole_number(text)
+    if number is None or not least <= number < 1 << 31:
+        raise InvalidSetting(f"consumer.{key} = {text!r:.99}: want a whole number from {least} on")
+    return number
 
 
 def _flag(config: Mapping[str, str], key: str, *, default: bool) -> bool:

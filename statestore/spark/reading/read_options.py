@@ -10,6 +10,7 @@ from statestore import serdes
 from statestore.commands.arguments import StateArguments, parse_state_arguments
 from statestore.errors import Misuse
 from statestore.model.modes import parse_time, to_ms
+from statestore.model.texts import whole_number
 from statestore.operations.pipelines import StoreSerdes, load_pipeline
 from statestore.reading.changes import STARTS, STATE, logged_parts
 from statestore.reading.rows import StoreParts, Times, parts_of
@@ -32,7 +33,6 @@ _OF_ROWS: Final = COMMON | {
     "as_of", "from_time", "to_time", "changelog", "audit", "export", "splits", "rows_per_split",
 }  # fmt: skip
 _ROWS_MAX: Final = 1_000_000_000_000
-_DIGITS_MAX: Final = 20
 _PARTITION_MAX: Final = 2**31 - 1
 
 
@@ -137,13 +137,14 @@ def stream_plan_of(options: dict[str, str]) -> StreamPlan:
     if starting not in STARTS:
         raise Misuse(f"{NAME}: startingOffsets = {starting!r}: want {', '.join(STARTS)}")
     limit = options.get("maxoffsetspertrigger")
-    if limit is not None and not (limit.isascii() and limit.isdecimal() and int(limit)):
+    most = None if limit is None else whole_number(limit)
+    if limit is not None and not most:
         raise Misuse(f"{NAME}: maxOffsetsPerTrigger = {limit!r}: want a number above 0")
     parts = logged_parts(Runtime(arguments.settings()), options["store"], _partition(options))
     return StreamPlan(
         columns_of(options, arguments, parts),
         starting,
-        None if limit is None else int(limit),
+        most,
         is_set(options, "failondataloss", otherwise="true"),
     )
 
@@ -195,9 +196,9 @@ def _number(options: Mapping[str, str], name: str, most: int, least: int = 1) ->
     text = options.get(name)
     if text is None:
         return None
-    found = int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS_MAX else -1
-    if not least <= found <= most:
-        raise Misuse(f"{NAME}: {name} = {text!r}: want a whole number from {least} to {most}")
+    found = whole_number(text)
+    if found is None or not least <= found <= most:
+        raise Misuse(f"{NAME}: {name} = {text!r:.99}: want a whole number from {least} to {most}")
     return found
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from statestore.errors import Misuse
+from statestore.model.texts import whole_number
 
 _SAME: Final = {"max.request.size": "message.max.bytes"}
 """Those that only have another name."""
@@ -57,9 +58,10 @@ def of_clients(kafka: Mapping[str, str]) -> dict[str, str]:
 
 
 def _whole(name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise Misuse(f"kafka.{name} = {text!r}: want a whole number of bytes")
-    return int(text)
+    number = whole_number(text)
+    if number is None or number >= 2**63:
+        raise Misuse(f"kafka.{name} = {text!r:.99}: want a whole number of bytes")
+    return number
 
 
 def _login(text: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from statestore import SchemaRegistry
 from statestore.errors import Misuse
 from statestore.model.records import Side
+from statestore.model.texts import whole_number
 from statestore.runtime import Runtime
 from statestore.settings import SECURITY_PREFIXES, Settings
 from statestore.spark.registry_options import REGISTRY, registry_of
@@ -178,9 +179,10 @@ def _first_batch(text: str | None, streaming: bool) -> int:  # noqa: FBT001 - pr
 
 
 def _number(name: str, text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**63:
-        raise Misuse(f"{NAME}: {name} = {text!r}: want a whole number from 0")
-    return int(text)
+    number = whole_number(text)
+    if number is None or number >= 2**63:
+        raise Misuse(f"{NAME}: {name} = {text!r:.99}: want a whole number from 0")
+    return number
 
 
 def _is_true(options: Mapping[str, str], name: str) -> bool:
