@@ -9,27 +9,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, TextIO, cast
+from importlib import import_module
+from typing import Any, ClassVar, Final, TextIO, cast
 
 import click
 from pythonjsonlogger.json import JsonFormatter
 
 from statestore import __version__
-from statestore.commands.audit import audit_command
-from statestore.commands.exports import export_command, exports, restore_short_command
 from statestore.commands.help import CommandGroup
-from statestore.commands.init import init_command
-from statestore.commands.repartition import repartition_command
-from statestore.commands.reset import reset_command
-from statestore.commands.running import run_command
-from statestore.commands.settings import settings_command
-from statestore.commands.spark_classes import spark_classes_command
-from statestore.commands.spark_job import spark_job_command
-from statestore.commands.state import migrate_command, relocate_command, upgrade_command
-from statestore.commands.status import status_command
-from statestore.commands.stores import offsets_command, stores
-from statestore.commands.topics import topics_group
-from statestore.commands.topologies import topology_group
 from statestore.errors import HostFailure, Misuse, StateStoreError, one_line
 from statestore.extras import OFFERS, missing
 from statestore.faults import arm_from_environment
@@ -40,7 +27,30 @@ _LOG_FORMATS = ("text", "json")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-_OF_EXTRAS = {
+_COMMANDS: Final = {
+    "audit": "audit:audit_command",
+    "export": "exports:export_command",
+    "exports": "exports:exports",
+    "init": "init:init_command",
+    "migrate": "state:migrate_command",
+    "offsets": "stores:offsets_command",
+    "relocate": "state:relocate_command",
+    "repartition": "repartition:repartition_command",
+    "reset": "reset:reset_command",
+    "restore": "exports:restore_short_command",
+    "run": "running:run_command",
+    "settings": "settings:settings_command",
+    "spark-classes": "spark_classes:spark_classes_command",
+    "spark-job": "spark_job:spark_job_command",
+    "status": "status:status_command",
+    "stores": "stores:stores",
+    "topics": "topics:topics_group",
+    "topology": "topologies:topology_group",
+    "upgrade-to-versioned": "state:upgrade_command",
+}
+"""The commands, and where in `statestore.commands` each is: a call imports its own alone."""
+
+_OF_EXTRAS: Final = {
     "drill": "Kill runs of a scratch application again and again, and audit what they leave.",
     "kafka": "Run one local Kafka broker, for development; needs Java 17 and, once, Maven.",
     "serve": "Answer questions about the stores of an application over HTTP, beside its runs.",
@@ -51,7 +61,7 @@ _OF_EXTRAS = {
 
 
 class _Commands(CommandGroup):
-    """The commands. Those that need an extra are imported only when one of them is asked for."""
+    """The commands. One is imported when it is asked for, and to list those of no extra."""
 
     sections: ClassVar = {
         "Begin": ("init", "settings", "topology", "topics"),
@@ -69,9 +79,13 @@ class _Commands(CommandGroup):
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_OF_EXTRAS])
+        return sorted([*super().list_commands(ctx), *_COMMANDS, *_OF_EXTRAS])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _COMMANDS:
+            module, _, name = _COMMANDS[cmd_name].partition(":")
+            found = getattr(import_module(f"statestore.commands.{module}"), name)
+            return cast("click.Command", found)
         if cmd_name not in _OF_EXTRAS:
             return super().get_command(ctx, cmd_name)
         try:
@@ -104,30 +118,6 @@ def cli(verbose: bool, log_format: str | None) -> None:
     """
     set_up_logging(verbose=verbose, log_format=log_format)
     arm_from_environment()
-
-
-for command in (
-    init_command,
-    run_command,
-    status_command,
-    topology_group,
-    topics_group,
-    stores,
-    offsets_command,
-    relocate_command,
-    repartition_command,
-    migrate_command,
-    upgrade_command,
-    reset_command,
-    settings_command,
-    spark_job_command,
-    spark_classes_command,
-    audit_command,
-    exports,
-    export_command,
-    restore_short_command,
-):
-    cli.add_command(command)
 
 
 def _not_available(extra: str) -> str:

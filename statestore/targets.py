@@ -21,8 +21,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import fsspec
-
 from statestore.errors import HostFailure, Misuse, StateStoreError, Unavailable
 from statestore.extras import install_command
 from statestore.layout.files import NotAFile, opener, read_whole, sync_folder
@@ -95,6 +93,8 @@ class FsspecTarget:
         Misuse if no file system is known for it or its package is missing; Unavailable if the file
         system has to be reached and does not answer.
         """
+        import fsspec
+
         self._address = Address.of(url)
         shown = self._address.shown
         try:

@@ -22,9 +22,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import pyarrow.compute  # noqa: F401  # it and the next are imported for the children
-
 import statestore.cli
+import statestore.commands.audit  # it and the next are imported for the children
+import statestore.commands.running
+import statestore.topology.aggregates.row_numbers
 import statestore.topology.dsl.builder
 
 LENGTH = struct.Struct("=I")

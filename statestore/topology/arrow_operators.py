@@ -4,7 +4,7 @@ Rows are decoded before a function is called, and what it makes is encoded as it
 record that cannot be decoded or encoded fails by itself, as it does where records go one by one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from statestore.errors import Misuse
 from statestore.model.batch import Batch, Column
 from statestore.model.records import Serde, Side
 from statestore.topology.arrow_results import fitted, whole
-from statestore.topology.callbacks import takes_key
+from statestore.topology.callbacks import ArrowFunction, takes_key
 from statestore.topology.failures import (
     Finding,
     InArrow,
@@ -29,7 +29,6 @@ from statestore.topology.failures import (
 from statestore.topology.flows import Flow
 from statestore.topology.nodes import Build, Forward, NodeContext, Push
 
-ArrowFunction = Callable[..., Any]
 Taken = Sequence[tuple[Side, Serde[Any]]]
 """The columns that a function takes, and their serdes."""
 

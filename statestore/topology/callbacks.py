@@ -33,6 +33,9 @@ _ARGUMENTS = {
 }
 """What verbs call a function with, as somebody may expect less or more."""
 
+ArrowFunction = Callable[..., Any]
+"""A function of whole columns of a batch, as Arrow arrays."""
+
 
 def check_arity(
     verb: str,

@@ -34,6 +34,22 @@ def test_only_commands_of_testing_import_it() -> None:
     assert json.loads(output) == imports
 
 
+OTHERS = """
+import json, sys
+from statestore.cli import cli
+cli.get_command(None, sys.argv[1])
+print(json.dumps(sorted(name for name in sys.modules if name.startswith("statestore.commands."))))
+"""
+
+
+def test_a_command_imports_no_other_one() -> None:
+    with child(OTHERS, "topics") as process:
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    assert errors == ""
+    shared = {"arguments", "help", "interrupts", "printing"}
+    assert set(json.loads(output)) == {f"statestore.commands.{it}" for it in shared | {"topics"}}
+
+
 LISTING = """
 import json, sys
 from click.testing import CliRunner

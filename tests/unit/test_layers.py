@@ -20,7 +20,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf
 # Which of their arguments is a module to import.
 IMPORTERS = {"import_module", "__import__", "find_spec", "run_module"}
 # The places that may name a module of the package in a string: what extras offer, and public names.
-REGISTERED = {"extras.py", "__init__.py"}
+REGISTERED = {"cli.py", "extras.py", "__init__.py"}
 
 
 def modules_that_import_by_name() -> Iterator[tuple[str, ast.Module]]:
@@ -123,12 +123,15 @@ def test_what_an_extra_offers_is_there(name: str) -> None:
 
 IMPORTING = """
 import json, sys
-import statestore.cli
+import statestore as ss
+from statestore import cli
+assert all(cli.cli.get_command(None, name).name == name for name in cli._COMMANDS)
+assert ss.StreamsBuilder
 print(json.dumps(sorted(set(json.loads(sys.argv[1])) & sys.modules.keys())))
 """
 
 
-def test_commands_begin_without_any_module_that_is_declared_to_be_imported_late() -> None:
+def test_commands_and_pipelines_begin_without_what_is_declared_to_be_imported_late() -> None:
     late = PROJECT["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-module-level-imports"]
     with child(IMPORTING, json.dumps(late)) as process:
         output, errors = process.communicate(timeout=DEADLINE_S)

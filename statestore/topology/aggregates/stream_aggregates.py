@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 
 from statestore import serdes
@@ -156,22 +154,19 @@ class _Distinct(NamedTuple):
 
 
 def _distinct(rows: list[bytes | None], times: list[int]) -> _Distinct:
-    """Return the distinct rows, in byte order so that neither look-up nor commit has to sort.
+    """Return the distinct rows, in byte order so that neither look-up nor commit has to sort."""
+    from statestore.topology.aggregates.row_numbers import NumberedRows
 
-    Arrow gets its buffers directly, because its own conversions would import pandas, for seconds.
-    """
     places = np.arange(len(rows))
     # all() takes empty rows for none; those are rare, and the comprehension keeps them.
     known = cast("list[bytes]", rows) if all(rows) else [row for row in rows if row is not None]
     if len(known) < len(rows):
         places = np.array([i for i, row in enumerate(rows) if row is not None], np.int64)
-    column = binary_array(known).dictionary_encode()
-    indices = np.frombuffer(column.indices.buffers()[1], np.int32, len(known))
-    size = len(column.dictionary)
+    numbered = NumberedRows.of(known)
+    indices, size = numbered.indices, len(numbered.distinct)
     last = np.empty(size, np.int64)
     last[indices] = np.arange(len(known))  # Of equal indices, the last assignment stays.
-    sorted_places = pyarrow.compute.sort_indices(column.dictionary)
-    order = np.frombuffer(sorted_places.buffers()[1], np.uint64, size)
+    order = numbered.order()
     last = last[order]
     counts = np.bincount(indices, minlength=size)[order]
     none = len(rows) - len(known)
@@ -183,14 +178,6 @@ def _distinct(rows: list[bytes | None], times: list[int]) -> _Distinct:
         np.maximum.at(largest, indices, np.array(times, np.int64)[places])
         latest = largest[order].tolist()
     return _Distinct(list(map(known.__getitem__, last.tolist())), counts, at, latest, none)
-
-
-def binary_array(rows: list[bytes]) -> pa.LargeBinaryArray:
-    """Return the rows as an Arrow array."""
-    ends = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
-    starts = np.concatenate((np.zeros(1, np.int64), ends))
-    buffers = [None, pa.py_buffer(starts), pa.py_buffer(b"".join(rows))]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
 
 
 class _Stamps:

@@ -20,11 +20,9 @@ from statestore.errors import InvalidTopology, Misuse
 from statestore.model.modes import Time, span_ms
 from statestore.model.records import K2, V2, Header, K, K_co, Record, Serde, V, V_co
 from statestore.stores.specs import StoreSpec
-from statestore.topology import arrow_operators as arrow
 from statestore.topology import missing_methods
 from statestore.topology import operators as ops
-from statestore.topology.arrow_operators import ArrowFunction
-from statestore.topology.callbacks import check_arity, check_factory, takes_key
+from statestore.topology.callbacks import ArrowFunction, check_arity, check_factory, takes_key
 from statestore.topology.dsl import ktables, sinks
 from statestore.topology.dsl.branches import branched
 from statestore.topology.dsl.given import Expression, by_columns, is_expression
@@ -180,6 +178,8 @@ class KStream(GroupableStream[K_co, V_co], JoinableStream[K_co, V_co]):
         a value stays without one. Batches have any size, and results must not depend on it. Misuse
         if a serde offers no Arrow.
         """
+        from statestore.topology import arrow_operators as arrow
+
         return KStream(arrow.mapped_values(self._flow, function, value_serde, name))
 
     def filter_arrow(
@@ -190,6 +190,8 @@ class KStream(GroupableStream[K_co, V_co], JoinableStream[K_co, V_co]):
         It takes Arrow arrays with a row per record and returns one of booleans; null is not true.
         Misuse if a serde offers no Arrow.
         """
+        from statestore.topology import arrow_operators as arrow
+
         return KStream(arrow.filtered(self._flow, predicate, name))
 
     def flat_map(

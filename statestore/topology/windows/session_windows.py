@@ -29,7 +29,6 @@ from statestore.model.records import SESSION_BYTES
 from statestore.stores.sessions import LIST, SPAN, spans_of
 from statestore.stores.specs import KeyValueSpec, SessionSpec
 from statestore.topology.aggregates.folds import Aggregation, Tell, Updates
-from statestore.topology.aggregates.stream_aggregates import binary_array
 from statestore.topology.failures import decoded, each, encoded, made_by
 from statestore.topology.nodes import NodeContext, Push
 from statestore.topology.windows.closing import Closing
@@ -265,12 +264,14 @@ class _Records:
         closed: NDArray[np.int64],
         keys: list[bytes],
     ) -> None:
-        column = binary_array(keys).dictionary_encode()
+        from statestore.topology.aggregates.row_numbers import NumberedRows
+
+        numbered = NumberedRows.of(keys)
         self.places = places
         self.times = times
         self.closed = closed
-        self.keys: list[bytes] = column.dictionary.to_pylist()
-        self.owners = np.frombuffer(column.indices.buffers()[1], np.int32, len(keys))
+        self.keys = numbered.rows()
+        self.owners = numbered.indices
         self.lows = np.full(len(self.keys), np.iinfo(np.int64).max)
         self.highs = np.full(len(self.keys), -1)
         np.minimum.at(self.lows, self.owners, times)
