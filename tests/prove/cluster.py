@@ -1,8 +1,9 @@
 """The section `cluster`: brokers and runs are taken away from applications on three brokers.
 
-In each round a run of two workers consumes new records, and at a drawn moment one thing happens: to
-the run, to a worker, or to a broker that was chosen for what it leads. Then a run to the end, and
-an audit: all output, the group's offsets and the rows of stores are what plain code says.
+In each round a run, of two workers or on a standalone Spark, consumes new records, and at a drawn
+moment one thing happens: to the run, to a worker, or to a broker that was chosen for what it leads.
+Then a run to the end, and an audit: all output, the group's offsets and the rows of stores are what
+plain code says.
 """
 
 import shutil
@@ -24,9 +25,8 @@ from statestore.errors import CommitUnknown, Unavailable
 from statestore.model.ids import TaskId
 from statestore.model.modes import KafkaClient
 from statestore.tasks.plan import transactional_ids
-from tests import processes
 from tests.builders import eventually
-from tests.processes import Process
+from tests.prove.cluster_runs import Run, Spark, command_of, spark
 from tests.prove.kills import DEFECTS, Defect, planted_in
 from tests.prove.kind_rig import Found, KindRig, Refused, rig_on
 from tests.prove.kinds import KINDS, PARTITIONS
@@ -44,7 +44,7 @@ from tests.prove.three_brokers import BROKERS, ThreeBrokers, three_brokers
 
 _RECORDS, _NIGHT_RECORDS = 20_000, 100_000
 _NIGHT_S = 3600.0 * 2
-_ROUNDS_PER_MINUTE = 0.5
+_ROUNDS_PER_MINUTE = 0.4
 _EACH = 1
 # An audit reads all that an application ever had.
 _ROUNDS_OF_ONE = 3
@@ -54,6 +54,8 @@ _TRIES = 5
 _PLANTED_RECORDS = 4000
 # Which part of its records a run has committed when something happens.
 _WHEN = (0.02, 0.5)
+# How often a run is one of Spark's if anything may run it.
+_SPARK_SHARE = 0.25
 # Brokers are missed after 3 s.
 _PAUSE_S = (0.5, 8.0)
 _SETTINGS = {"statestore.batch.max.records": 100, "commit.interval.ms": 5}
@@ -80,12 +82,20 @@ class Event(StrEnum):
     CONTROLLER_KILLED = "active controller killed"
     BROKER_PAUSED = "broker paused"
     ROLLING_RESTART = "rolling restart"
+    DRIVER_KILLED = "driver of Spark killed"
+    EXECUTOR_KILLED = "executor of Spark killed"
+    SPARK_WORKER_KILLED = "worker of Spark killed"
+
+
+_OF_THE_COMMAND = {Event.RUN_KILLED, Event.WORKER_KILLED}
+_OF_SPARK = {Event.DRIVER_KILLED, Event.EXECUTOR_KILLED, Event.SPARK_WORKER_KILLED}
 
 
 class Where(NamedTuple):
-    """The brokers, and a folder for state."""
+    """The brokers, a standalone Spark, and a folder for state."""
 
     brokers: ThreeBrokers
+    spark: Spark
     folder: Path
 
 
@@ -99,6 +109,7 @@ class Tally:
     records: int = 0
     missed: int = 0
     gave_up: int = 0
+    on_spark: int = 0
 
 
 def run(seed: int, deadline: Deadline) -> SectionResult:
@@ -129,6 +140,7 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
         planted=tuple(planted),
         coverage=(_coverage(tally, _EACH if is_night else 0),),
         figures={
+            "rounds on Spark": str(tally.on_spark),
             "runs that ended before their event": str(tally.missed),
             "runs that gave up on a broker, and were repeated": str(tally.gave_up),
         },
@@ -140,9 +152,10 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
 def _brokers() -> Iterator[Where]:
     with (
         three_brokers() as brokers,
+        spark() as standalone,
         tempfile.TemporaryDirectory(prefix="prove-cluster-") as scratch,
     ):
-        yield Where(brokers, Path(scratch))
+        yield Where(brokers, standalone, Path(scratch))
 
 
 def _defects() -> list[Defect]:
@@ -171,15 +184,17 @@ class _Rounds:
         if kind not in self._rigs:
             self._rigs[kind] = self._rig(kind)
         rig = self._rigs[kind]
-        met, found = a_round(self._where.brokers, rig, event, self._rng, count)
+        met, found = a_round(self._where, rig, event, self._rng, count)
         tally = self._tally
         tally.rounds += 1
         tally.records += count
         tally.met[event, kind] += met.in_time
         tally.missed += not met.in_time
         tally.gave_up += met.gave_up
+        tally.on_spark += met.on_spark
         repeat = repeating("cluster", self._seed)
-        of = f"round {tally.rounds}, {kind} by {rig.settings['kafka.client']}, {event}"
+        by = f"{rig.settings['kafka.client']}{' on Spark' if met.on_spark else ''}"
+        of = f"round {tally.rounds}, {kind} by {by}, {event}"
         tally.findings += [Finding(rule, f"{of}: {it}", repeat, harm) for rule, it, harm in found]
         if found:
             # Its topics and its state stay: they are the evidence, as long as the brokers live.
@@ -211,74 +226,89 @@ class Met(NamedTuple):
 
     in_time: bool
     gave_up: bool
+    on_spark: bool
 
 
 def a_round(
-    brokers: ThreeBrokers, rig: KindRig, event: Event, rng: Random, count: int
+    where: Where, rig: KindRig, event: Event, rng: Random, count: int
 ) -> tuple[Met, list[Found]]:
     """New records, a run to which something happens, a run to the end, and what an audit finds."""
+    brokers = where.brokers
     brokers.await_in_sync()
     rig.produce(count)
+    drawn, ends_on_spark = (
+        event not in _OF_THE_COMMAND and rng.random() < _SPARK_SHARE for _ in range(2)
+    )
+    on_spark = event in _OF_SPARK or drawn
     try:
-        met = _disturbed(brokers, rig, event, rng, count)
+        met = _disturbed(where, rig, event, rng, count, on_spark=on_spark)
         brokers.await_in_sync()
-        _refuse(*_end_of(rig.start()), allowed={0})
+        _refuse(*_start(where, rig, on_spark=ends_on_spark).end(), allowed={0})
         return met, rig.anomalies()
     except Refused as error:
-        return Met(in_time=True, gave_up=False), [("run failed", str(error), Harm.ANOMALY)]
+        met = Met(in_time=True, gave_up=False, on_spark=on_spark)
+        return met, [("run failed", str(error), Harm.ANOMALY)]
 
 
-def _disturbed(brokers: ThreeBrokers, rig: KindRig, event: Event, rng: Random, count: int) -> Met:
+def _start(where: Where, rig: KindRig, *, on_spark: bool) -> Run:
+    return where.spark.submit(rig) if on_spark else command_of(rig)
+
+
+def _disturbed(
+    where: Where, rig: KindRig, event: Event, rng: Random, count: int, *, on_spark: bool
+) -> Met:
     """A run to which something happens once it has committed a drawn part of the new records."""
     aim = rig.produced - count + int(count * rng.uniform(*_WHEN))
-    process = rig.start()
+    run = _start(where, rig, on_spark=on_spark)
     try:
         eventually(
-            lambda: process.poll() is not None or sum(rig.committed().values()) >= aim,
+            lambda: run.is_over or sum(rig.committed().values()) >= aim,
             f"{aim} records are committed",
             _PATIENT_S,
         )
     except AssertionError as error:
-        _, said = _end_of(process)
+        _, said = run.end()
         raise Refused(f"{error}, and then it said: {said[-2000:]}") from error
-    in_time = process.poll() is None
-    if in_time:
-        in_time = _happens(brokers, rig, event, rng, process)
-    code, said = _end_of(process)
-    killed = {-signal.SIGKILL} if event is Event.RUN_KILLED else set()
+    in_time = not run.is_over and _happens(where, rig, event, rng, run)
+    code, said = run.end()
+    killed = {-signal.SIGKILL} if event in {Event.RUN_KILLED, Event.DRIVER_KILLED} else set()
     _refuse(code, said, allowed={0} | killed | _GIVES_UP)
-    return Met(in_time, code in _GIVES_UP)
+    return Met(in_time, code in _GIVES_UP, on_spark)
 
 
-def _happens(
-    brokers: ThreeBrokers, rig: KindRig, event: Event, rng: Random, process: Process
-) -> bool:
+def _happens(where: Where, rig: KindRig, event: Event, rng: Random, run: Run) -> bool:
     """Let it happen; whether it did before the run was over."""
+    brokers = where.brokers
     match event:
-        case Event.RUN_KILLED:
-            process.kill()
-            return process.wait() == -signal.SIGKILL
+        case Event.RUN_KILLED | Event.DRIVER_KILLED:
+            run.kill()
+            return run.process.wait() == -signal.SIGKILL
         case Event.WORKER_KILLED:
             with suppress(psutil.NoSuchProcess, IndexError):
-                rng.choice(psutil.Process(process.pid).children()).kill()
+                rng.choice(run.children()).kill()
                 return True
             return False
+        case Event.EXECUTOR_KILLED:
+            return where.spark.kill_executor(rng)
+        case Event.SPARK_WORKER_KILLED:
+            with where.spark.worker_killed(rng):
+                return not run.is_over
         case Event.BROKER_PAUSED:
             with brokers.paused(rng.randrange(BROKERS)):
-                in_time = process.poll() is None
+                in_time = not run.is_over
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(rng.uniform(*_PAUSE_S))
+                    run.process.wait(rng.uniform(*_PAUSE_S))
             return in_time
         case Event.ROLLING_RESTART:
             in_time = False
             for broker in range(BROKERS):
                 with brokers.stopped(broker):
-                    in_time |= process.poll() is None
+                    in_time |= not run.is_over
                 brokers.await_in_sync()
             return in_time
         case Event.LEADER_KILLED | Event.COORDINATOR_KILLED | Event.CONTROLLER_KILLED:
             with brokers.killed(_leading(brokers, rig, event, rng)):
-                return process.poll() is None
+                return not run.is_over
 
 
 def _leading(brokers: ThreeBrokers, rig: KindRig, event: Event, rng: Random) -> int:
@@ -290,16 +320,6 @@ def _leading(brokers: ThreeBrokers, rig: KindRig, event: Event, rng: Random) -> 
         return brokers.controller()
     ids = transactional_ids(rig.application_id, TaskId(0, partition))
     return brokers.coordinator(rng.choice(ids))
-
-
-def _end_of(process: Process) -> tuple[int, str]:
-    """The exit code of a run, and what it said; Refused if it does not end."""
-    try:
-        _, said = processes.outputs_of(process, _PATIENT_S)
-    except AssertionError as error:
-        raise Refused(f"a run does not end: {str(error)[-4000:]}") from error
-    assert process.returncode is not None
-    return process.returncode, said
 
 
 def _refuse(code: int, said: str, *, allowed: Container[int]) -> None:
@@ -321,7 +341,7 @@ def _without_transactions(where: Where, seed: int) -> Planted:
     rng, rules, tries = Random(f"{seed} planted"), dict[str, None](), 0
     while not rules and tries < _TRIES:
         tries += 1
-        _, found = a_round(where.brokers, rig, Event.RUN_KILLED, rng, _PLANTED_RECORDS)
+        _, found = a_round(where, rig, Event.RUN_KILLED, rng, _PLANTED_RECORDS)
         rules = dict.fromkeys(rule for rule, _, harm in found if harm is Harm.DOUBLED)
     return Planted("no transactions", tuple(rules), tries)
 
@@ -335,9 +355,10 @@ def _coverage(tally: Tally, least: int) -> Coverage:
 SECTION = Section(
     "cluster",
     "On three brokers with three replicas of everything, runs of two workers or one of the workers "
-    "are killed, brokers that lead an input, transactions or the cluster are killed, brokers are "
-    "paused and restarted in turn; after a run to the end, all output, all offsets and all rows of "
-    "stores are compared with what plain code says.",
+    "are killed, and drivers, executors and workers of a standalone Spark; brokers that lead an "
+    "input, transactions or the cluster are killed, brokers are paused and restarted in turn. "
+    "After a run to the end, all output, offsets and rows of stores are compared with what plain "
+    "code says.",
     share=4,
     run=run,
 )

@@ -7,11 +7,11 @@ from random import Random
 import pytest
 
 from tests.prove import cluster
-from tests.prove.cluster import Event, Tally, Where, a_round
+from tests.prove.cluster import Event, Met, Tally, Where, a_round
 from tests.prove.kind_rig import rig_on
 from tests.prove.section import Deadline, Harm, Verdict
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 _LITTLE = 3000
 
 
@@ -49,11 +49,26 @@ def test_a_little_of_the_cluster_holds_and_catches_runs_without_transactions() -
 def test_a_broker_that_leads_and_is_killed_within_a_run_loses_and_doubles_nothing(
     where: Where, event: Event
 ) -> None:
+    exact_in_a_round(where, event)
+
+
+@pytest.mark.parametrize(
+    "event", [Event.DRIVER_KILLED, Event.EXECUTOR_KILLED, Event.SPARK_WORKER_KILLED]
+)
+def test_a_process_of_spark_that_is_killed_within_a_job_loses_and_doubles_nothing(
+    where: Where, event: Event
+) -> None:
+    assert exact_in_a_round(where, event).on_spark
+
+
+def exact_in_a_round(where: Where, event: Event) -> Met:
+    """A round to which it happened in time, and in which nothing was found."""
     name = f"little-{event.name.lower()}"
     rig = rig_on(where.brokers.kafka, where.folder, "repartition", name, settings=cluster._SETTINGS)
-    met, found = a_round(where.brokers, rig, event, Random(5), _LITTLE)
+    met, found = a_round(where, rig, event, Random(5), _LITTLE)
     assert found == []
     assert met.in_time
+    return met
 
 
 def test_a_defect_in_the_product_is_a_finding_with_its_rule_and_the_command(

@@ -26,6 +26,7 @@ READY_S = 240.0
 RUN_S = 420.0
 # Also of a checkout: what the daemons have, the executors inherit.
 CHECKOUT = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+_ANY_PORTS = ("--port", "0", "--webui-port", "0")
 _OF_THIS_PROCESS = ("PYTHONPATH", "VIRTUAL_ENV", "PYSPARK_", "SPARK_", "STATESTORE_")
 
 
@@ -86,13 +87,33 @@ class Daemon:
 class Cluster:
     """The address of the master, and the workers with their folders and `variables`."""
 
-    def __init__(
-        self, folder: Path, master: Daemon, workers: list[Daemon], variables: Mapping[str, str]
-    ) -> None:
+    def __init__(self, folder: Path, master: Daemon, variables: Mapping[str, str]) -> None:
         self.folder = folder
         self.variables = variables
         self.address = master.await_line(r"Starting Spark master at (spark://\S+)")
-        self.workers = workers
+        self.workers: list[Daemon] = []
+
+    def start_worker(self, number: int) -> None:
+        """A new worker, or another one in the place of one that has ended.
+
+        Each has a host of its own, as Spark takes no second attempt at a task to the same one.
+        """
+        host = f"127.0.0.{2 + number}"
+        worker = Daemon(
+            self.folder,
+            f"worker-{number}",
+            {**self.variables, "SPARK_LOCAL_IP": host},
+            *("org.apache.spark.deploy.worker.Worker", "--host", host, *_ANY_PORTS),
+            *("--cores", "1", "--memory", "1g", "--work-dir", str(self.work_dir(number))),
+            self.address,
+        )
+        self.workers[number : number + 1] = [worker]
+        worker.await_line(r"(Successfully registered with master)")
+
+    def end(self) -> None:
+        """End the workers."""
+        for worker in self.workers:
+            worker.end()
 
     def work_dir(self, number: int) -> Path:
         """Where the executors of a worker run and write what they say."""
@@ -117,30 +138,19 @@ class Cluster:
 def standalone(
     folder: Path, *, workers: int = 2, variables: Mapping[str, str] = CHECKOUT
 ) -> Iterator[Cluster]:
-    """A master and its workers, of one core each; `variables` are all they have of ours.
-
-    Each worker has a host of its own, as Spark takes no second attempt at a task to the same one.
-    """
-    where = ("--port", "0", "--webui-port", "0", "--host")
+    """A master and its workers, of one core each; `variables` are all they have of ours."""
     with ExitStack() as stack:
         lead = Daemon(
-            folder, "master", variables, "org.apache.spark.deploy.master.Master", *where, HOST
+            folder,
+            "master",
+            variables,
+            *("org.apache.spark.deploy.master.Master", "--host", HOST, *_ANY_PORTS),
         )
         stack.callback(lead.end)
-        cluster = Cluster(folder, lead, [], variables)
+        cluster = Cluster(folder, lead, variables)
+        stack.callback(cluster.end)
         for number in range(workers):
-            host = f"127.0.0.{2 + number}"
-            worker = Daemon(
-                folder,
-                f"worker-{number}",
-                {**variables, "SPARK_LOCAL_IP": host},
-                *("org.apache.spark.deploy.worker.Worker", *where, host, "--cores", "1"),
-                *("--memory", "1g", "--work-dir", str(cluster.work_dir(number))),
-                cluster.address,
-            )
-            stack.callback(worker.end)
-            cluster.workers.append(worker)
-            worker.await_line(r"(Successfully registered with master)")
+            cluster.start_worker(number)
         yield cluster
 
 
