@@ -229,7 +229,8 @@ def _last_of(
     old: Mapping[bytes, bytes | None],
 ) -> Updates:
     """Return one update per row, at the place of its last record."""
-    rows = sorted(last, key=last.__getitem__)
+    places = list(last.values())
+    rows = list(last) if in_order(places) else sorted(last, key=last.__getitem__)
     return Updates(
         list(map(last.__getitem__, rows)),
         list(map(times.__getitem__, rows)),
@@ -293,44 +294,43 @@ class _Folding:
         stored = dict(zip(unique, table.get_many(unique), strict=True))
         decode = self.how.spec.value_serde.deserialize
         names = self.keying.names(self.how.node, batch, unique)
-        folded = {
-            row: _Folded(row, names[row], None if old is None else decode(old))
-            for row, old in stored.items()
-        }
+        values = {row: None if old is None else decode(old) for row, old in stored.items()}
         stamps = _Stamps(table, unique, batch.timestamps)
         if self.how.every_update:
             noted = _Noted(self.how, stamps, batch, stored)
-            self._step_all(batch, found, folded, noted)
+            self._step_all(batch, found, names, values, noted)
             return noted.running, noted.times, noted.updates
-        if self._many(found, folded):
+        if self._many(found, values):
             begun: list[int] = []
         else:
-            begun = self._step_all(batch, found, folded, None)
+            begun = self._step_all(batch, found, names, values, None)
         times = stamps.of_rows(found.rows, found.times_of(batch), stored, begun)
         last = dict(zip(found.rows, found.places, strict=True))
-        after = dict(
-            zip(folded, self._encoded([one.value for one in folded.values()]), strict=True)
-        )
+        after = dict(zip(values, self._encoded(list(values.values())), strict=True))
         return after, times, _last_of(last, times, after, stored)
 
-    def _many(self, found: "_Found", folded: "dict[bytes, _Folded]") -> bool:
-        """Fold all records at once; False: the fold cannot, or a step is to tell what failed."""
+    def _many(self, found: "_Found", values: dict[bytes, Any]) -> bool:
+        """Fold all records into the values of their rows at once.
+
+        False: the fold cannot, or a step is to tell what failed.
+        """
         many = self.how.fold.many
         if many is None:
             return False
         try:
-            after = many(found.rows, found.values, {row: one.value for row, one in folded.items()})
+            # A copy, as it may change what it is given before it fails.
+            after = many(found.rows, found.values, dict(values))
         except Exception:  # noqa: BLE001  # whatever a value of a user's raises
             return False
-        for one, value in zip(folded.values(), after.values(), strict=True):
-            one.value = value
+        values.update(zip(values, after.values(), strict=True))
         return True
 
     def _step_all(
         self,
         batch: Batch,
         found: "_Found",
-        folded: "dict[bytes, _Folded]",
+        names: Mapping[bytes, Any],
+        values: dict[bytes, Any],
         noted: "_Noted | None",
     ) -> list[int]:
         """Call the function for each record, in order; `noted` takes in what each has made.
@@ -341,23 +341,25 @@ class _Folding:
         stable, places = self.how.fold.stable, found.places
         unchanged = serdes.unchanged(self.how.spec.value_serde)
         begun: list[int] = []
+        # The rows whose value may be changed, or which the serde may give back as another one, by
+        # the places of the records that made them.
+        made: dict[bytes, int] = {}
 
         def fold(ahead: Iterator[Any]) -> None:
-            rows = map(folded.__getitem__, found.rows)
-            for at, (value, one) in enumerate(zip(ahead, rows, strict=True)):
-                old = one.value
-                if one.made_at is not None:
-                    data = None if noted is None else noted.running[one.row]
-                    old = self._reread(batch, one.made_at, old, data)
+            for at, (value, row) in enumerate(zip(ahead, found.rows, strict=True)):
+                old = values[row]
+                if row in made:
+                    data = None if noted is None else noted.running[row]
+                    old = self._reread(batch, made.pop(row), old, data)
                 is_new = old is None
                 if is_new:
                     begun.append(at)
                     old = initial()
-                new = step(one.name, value, old)
+                new = values[row] = step(names[row], value, old)
                 if noted is not None:
-                    noted.add(places[at], one.row, new, is_new=is_new)
-                one.value = new
-                one.made_at = None if stable or type(new) in unchanged else places[at]
+                    noted.add(places[at], row, new, is_new=is_new)
+                if not (stable or type(new) in unchanged):
+                    made[row] = places[at]
 
         each(self.how.node, batch, found.values, fold, place_of=places.__getitem__)
         return begun
@@ -376,22 +378,6 @@ class _Folding:
             return [None if value is None else serialize(value) for value in values]
         except Exception:  # noqa: BLE001  # one by one, it is told which value does not fit
             return list(map(self.how.encode, values))
-
-
-class _Folded:
-    """A row while the records of a batch are folded into it.
-
-    `made_at`: the place of the record that made its value, if it may be changed, or the serde may
-    give back another one; None for a value as it was read, and for any other.
-    """
-
-    __slots__ = ("made_at", "name", "row", "value")
-
-    def __init__(self, row: bytes, name: Any, value: Any) -> None:
-        self.row = row
-        self.name = name
-        self.value = value
-        self.made_at: int | None = None
 
 
 class _Found(NamedTuple):
