@@ -28,27 +28,27 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 _COMMANDS: Final = {
-    "audit": "audit:audit_command",
-    "export": "exports:export_command",
-    "exports": "exports:exports",
-    "init": "init:init_command",
-    "migrate": "state:migrate_command",
-    "offsets": "stores:offsets_command",
-    "relocate": "state:relocate_command",
-    "repartition": "repartition:repartition_command",
-    "reset": "reset:reset_command",
-    "restore": "exports:restore_short_command",
-    "run": "running:run_command",
-    "settings": "settings:settings_command",
-    "spark-classes": "spark_classes:spark_classes_command",
-    "spark-job": "spark_job:spark_job_command",
-    "status": "status:status_command",
-    "stores": "stores:stores",
-    "topics": "topics:topics_group",
-    "topology": "topologies:topology_group",
-    "upgrade-to-versioned": "state:upgrade_command",
+    "audit": "statestore.commands.audit:audit_command",
+    "export": "statestore.commands.exports:export_command",
+    "exports": "statestore.commands.exports:exports",
+    "init": "statestore.commands.init:init_command",
+    "migrate": "statestore.commands.state:migrate_command",
+    "offsets": "statestore.commands.stores:offsets_command",
+    "relocate": "statestore.commands.state:relocate_command",
+    "repartition": "statestore.commands.repartition:repartition_command",
+    "reset": "statestore.commands.reset:reset_command",
+    "restore": "statestore.commands.exports:restore_short_command",
+    "run": "statestore.commands.running:run_command",
+    "settings": "statestore.commands.settings:settings_command",
+    "spark-classes": "statestore.commands.spark_classes:spark_classes_command",
+    "spark-job": "statestore.commands.spark_job:spark_job_command",
+    "status": "statestore.commands.status:status_command",
+    "stores": "statestore.commands.stores:stores",
+    "topics": "statestore.commands.topics:topics_group",
+    "topology": "statestore.commands.topologies:topology_group",
+    "upgrade-to-versioned": "statestore.commands.state:upgrade_command",
 }
-"""The commands, and where in `statestore.commands` each is: a call imports its own alone."""
+"""The commands, and where each is: a call imports its own alone."""
 
 _OF_EXTRAS: Final = {
     "drill": "Kill runs of a scratch application again and again, and audit what they leave.",
@@ -84,7 +84,7 @@ class _Commands(CommandGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _COMMANDS:
             module, _, name = _COMMANDS[cmd_name].partition(":")
-            found = getattr(import_module(f"statestore.commands.{module}"), name)
+            found = getattr(import_module(module), name)
             return cast("click.Command", found)
         if cmd_name not in _OF_EXTRAS:
             return super().get_command(ctx, cmd_name)
