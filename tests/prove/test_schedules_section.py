@@ -36,6 +36,7 @@ def test_a_process_that_dies_is_told_with_what_it_had_not_lived_through() -> Non
 
 
 @pytest.mark.kafka
+@pytest.mark.thorough
 def test_how_a_process_died_is_told() -> None:
     stories, death = tried(Order([1], ()))  # no client to draw
     assert stories == []
