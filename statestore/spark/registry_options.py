@@ -14,6 +14,17 @@ REGISTRY: Final = "schema_registry"
 _USER: Final = re.compile(r"//(?!\$\{[^}]*\}(:\$\{[^}]*\})?@)[^/]*@")
 _OF_VARIABLES: Final = re.compile(r"([^:]*:)?\$\{[^}]*\}")
 _TRUTHS: Final = {"true": True, "false": False}
+_NUMBERS: Final = frozenset(
+    {
+        "timeout",
+        "max_retries",
+        "retries_wait_ms",
+        "retries_max_wait_ms",
+        "cache_capacity",
+        "cache_latest_ttl_sec",
+    }
+)
+"""What Confluent's client wants as numbers; all else is text, of whatever characters."""
 
 
 def registry_url(options: Mapping[str, str], data_source: str) -> str | None:
@@ -46,7 +57,7 @@ def registry_of(options: Mapping[str, str], data_source: str) -> ss.SchemaRegist
                 "${VARIABLE} in place of the secret, and set the variable for the driver and the "
                 "executors"
             )
-        number = whole_number(text)
+        number = whole_number(text) if name.replace(".", "_") in _NUMBERS else None
         given[name] = _TRUTHS.get(text.lower(), text) if number is None else number
     if url is None:
         return None

@@ -21,9 +21,10 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from statestore import serdes
+from statestore import SchemaRegistry, serdes
 from statestore.errors import InvalidSetting, Misuse, RecordFailed
 from statestore.spark import TransactionalKafka
+from statestore.spark.registry_options import registry_of
 from statestore.spark.writing.attempts import EncodedChunk
 from statestore.spark.writing.checkpoints import Checkpoint
 from statestore.spark.writing.encoding import Encoder, check_columns, settle_schemas
@@ -116,6 +117,20 @@ def schema(text: str) -> StructType:
 def test_an_option_that_is_wrong_is_refused_by_name(options: Mapping[str, str], said: str) -> None:
     with pytest.raises(Misuse, match=said):
         plan_of(GIVEN | dict(options), streaming=False)
+
+
+@pytest.mark.parametrize("text", ["0042", "42", "9" * 20])
+@pytest.mark.parametrize("name", ["bearer_auth_client_id", "bearer.auth.client.id"])
+def test_a_text_of_the_registrys_client_may_have_only_digits(name: str, text: str) -> None:
+    options = {"schema_registry": "http://r", f"schema_registry.{name}": text}
+    assert registry_of(options, "s") == SchemaRegistry("http://r", bearer_auth_client_id=text)
+
+
+@pytest.mark.parametrize("name", ["timeout", "cache_capacity", "max.retries"])
+def test_a_number_of_the_registrys_client_is_one(name: str) -> None:
+    options = {"schema_registry": "http://r", f"schema_registry.{name}": "7"}
+    assert registry_of(options, "s") == SchemaRegistry("http://r", **{name: 7})  # type: ignore[arg-type]  # properties
+    assert registry_of(options, "s") != SchemaRegistry("http://r", **{name: "7"})  # type: ignore[arg-type]  # properties
 
 
 def test_settings_of_kafkas_java_clients_become_those_of_ours() -> None:
