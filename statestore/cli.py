@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, ClassVar, Final, TextIO, cast
 
 import click
@@ -18,7 +17,7 @@ from pythonjsonlogger.json import JsonFormatter
 from statestore import __version__
 from statestore.commands.help import CommandGroup
 from statestore.errors import HostFailure, Misuse, StateStoreError, one_line
-from statestore.extras import OFFERS, missing
+from statestore.extras import OFFERS, load_from, missing
 from statestore.faults import arm_from_environment
 
 _log = logging.getLogger("statestore")
@@ -83,9 +82,7 @@ class _Commands(CommandGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _COMMANDS:
-            module, _, name = _COMMANDS[cmd_name].partition(":")
-            found = getattr(import_module(module), name)
-            return cast("click.Command", found)
+            return cast("click.Command", load_from(_COMMANDS[cmd_name]))
         if cmd_name not in _OF_EXTRAS:
             return super().get_command(ctx, cmd_name)
         try:

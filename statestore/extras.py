@@ -28,6 +28,12 @@ _PACKAGE = "statestore"
 _OF_ONE_FOLDER = ("pyspark", "pyspark-client")
 
 
+def load_from(home: str) -> Any:
+    """Import the module of "module:name", and return what it has under that name."""
+    module, _, name = home.partition(":")
+    return getattr(import_module(module), name)
+
+
 class Offer(NamedTuple):
     """What an extra offers: a package that only the extra brings, and "module:name"."""
 
@@ -44,8 +50,7 @@ class Offer(NamedTuple):
         """Import what is offered; ModuleNotFoundError if the extra is not installed."""
         if not self.is_installed:
             raise ModuleNotFoundError(f"No module named {self.brings!r}")
-        module, _, name = self.home.partition(":")
-        return getattr(import_module(module), name)
+        return load_from(self.home)
 
 
 OFFERS: Final = {

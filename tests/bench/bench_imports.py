@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from tests.bench.bench_turns import unpacked
+from tests.bench.bench_turns import add_turns, unpacked
 from tests.bench.harness import ROOT, Bench, scratch
 
 _NOTHING: Final = "pass"
@@ -45,19 +45,15 @@ def main(base: str, turns: int) -> None:
     bench.notes["base"] = base
     with scratch() as folder:
         trees = (unpacked(base, folder), ROOT)
-        python = [_cpu_s(ROOT, _NOTHING) for _ in range(turns)]
-        least = min(python)
+        python_s = min(_cpu_s(ROOT, _NOTHING) for _ in range(turns))
         for name, code in _PROCESSES.items():
-            used: dict[Path, list[float]] = {tree: [] for tree in trees}
+
+            def used(tree: Path, _turn: int, code: str = code) -> float:
+                return 1e3 * (_cpu_s(tree, code) - python_s)
+
             for tree in trees:
                 _cpu_s(tree, code)  # it compiles
-            for turn in range(turns):
-                for tree in trees if turn % 2 == 0 else reversed(trees):
-                    used[tree].append(1e3 * (_cpu_s(tree, code) - least))
-            old, now = (used[tree] for tree in trees)
-            bench.add(f"{name}, CPU, base", "ms", old)
-            bench.add(f"{name}, CPU, now", "ms", now)
-            bench.ratios(f"{name}, now / base", now, old)
+            add_turns(bench, (name, "CPU", "ms"), trees, turns, used)
     bench.finish()
 
 

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Final
@@ -57,7 +57,7 @@ def unpacked(base: str, folder: Path) -> Path:
 def measure(
     bench: Bench, kafka: LocalKafka, trees: tuple[Path, Path], jobs: Sequence[str], sizes: "Sizes"
 ) -> None:
-    """Run each job by both trees, base first, in turns; the quotient is this tree's of base's."""
+    """Run each job by both trees, in turns."""
     turns, records = sizes
     for job in jobs:
         topics = {
@@ -65,24 +65,42 @@ def measure(
             pipelines.TABLE_VARIABLE: JOBS[job].table,
             pipelines.OUTPUT_VARIABLE: OUTPUT,
         }
-        used: dict[Path, list[float]] = {tree: [] for tree in trees}
-        for turn in range(turns):
-            # Who comes first finds other caches.
-            for tree in trees if turn % 2 == 0 else reversed(trees):
-                with scratch() as folder:
-                    settings = {
-                        "application.id": f"turns-{job}-{turn}-{trees.index(tree)}",
-                        "bootstrap.servers": kafka.bootstrap_servers,
-                        "state.dir": str(folder),
-                        "processing.guarantee": "exactly_once",
-                    }
-                    order = {"job": job, "settings": settings, "broker": kafka.pid()}
-                    took = in_child(topics, tree, **order)
-                used[tree].append(1e6 * took.ours / records)
-        base, now = (used[tree] for tree in trees)
-        bench.add(f"{job}, CPU a record, base", "us", base)
-        bench.add(f"{job}, CPU a record, now", "us", now)
-        bench.ratios(f"{job}, now / base", now, base)
+
+        def used(tree: Path, turn: int, job: str = job, topics: dict[str, str] = topics) -> float:
+            with scratch() as folder:
+                settings = {
+                    "application.id": f"turns-{job}-{turn}-{trees.index(tree)}",
+                    "bootstrap.servers": kafka.bootstrap_servers,
+                    "state.dir": str(folder),
+                    "processing.guarantee": "exactly_once",
+                }
+                order = {"job": job, "settings": settings, "broker": kafka.pid()}
+                return 1e6 * in_child(topics, tree, **order).ours / records
+
+        add_turns(bench, (job, "CPU a record", "us"), trees, turns, used)
+
+
+def add_turns(
+    bench: Bench,
+    figure: tuple[str, str, str],
+    trees: tuple[Path, Path],
+    turns: int,
+    measured: Callable[[Path, int], float],
+) -> None:
+    """Measure both trees, base first, turn by turn; the quotient is this tree's of base's.
+
+    `figure`: whose, of what, in which unit. `measured`: the figure of a tree in a turn.
+    """
+    whose, what, unit = figure
+    found: dict[Path, list[float]] = {tree: [] for tree in trees}
+    for turn in range(turns):
+        # Who comes first finds other caches.
+        for tree in trees if turn % 2 == 0 else reversed(trees):
+            found[tree].append(measured(tree, turn))
+    base, now = (found[tree] for tree in trees)
+    bench.add(f"{whose}, {what}, base", unit, base)
+    bench.add(f"{whose}, {what}, now", unit, now)
+    bench.ratios(f"{whose}, now / base", now, base)
 
 
 Sizes = tuple[int, int]

@@ -19,14 +19,12 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple, TypeVar
 
-import psutil
-
 from statestore.errors import CommitUnknown, Unavailable
 from statestore.model.ids import TaskId
 from statestore.model.modes import KafkaClient
 from statestore.tasks.plan import transactional_ids
 from tests.builders import eventually
-from tests.prove.cluster_runs import Run, Spark, command_of, spark
+from tests.prove.cluster_runs import PATIENT_S, Job, Run, Spark, kill_one, spark
 from tests.prove.kills import DEFECTS, Defect, planted_in
 from tests.prove.kind_rig import Found, KindRig, Refused, rig_on
 from tests.prove.kinds import KINDS, PARTITIONS
@@ -61,7 +59,6 @@ _PAUSE_S = (0.5, 8.0)
 _SETTINGS = {"statestore.batch.max.records": 100, "commit.interval.ms": 5}
 # With these a run says that a broker was away for too long: the next one goes on.
 _GIVES_UP = {Unavailable.exit_code, CommitUnknown.exit_code}
-_PATIENT_S = 600.0
 
 _NOTE = (
     "The brokers are three processes of one machine, with one disk: what a broker had written when "
@@ -236,10 +233,10 @@ def a_round(
     brokers = where.brokers
     brokers.await_in_sync()
     rig.produce(count)
-    drawn, ends_on_spark = (
-        event not in _OF_THE_COMMAND and rng.random() < _SPARK_SHARE for _ in range(2)
-    )
+    may_be_spark = event not in _OF_THE_COMMAND
+    drawn = may_be_spark and rng.random() < _SPARK_SHARE
     on_spark = event in _OF_SPARK or drawn
+    ends_on_spark = may_be_spark and rng.random() < _SPARK_SHARE
     try:
         met = _disturbed(where, rig, event, rng, count, on_spark=on_spark)
         brokers.await_in_sync()
@@ -250,8 +247,8 @@ def a_round(
         return met, [("run failed", str(error), Harm.ANOMALY)]
 
 
-def _start(where: Where, rig: KindRig, *, on_spark: bool) -> Run:
-    return where.spark.submit(rig) if on_spark else command_of(rig)
+def _start(where: Where, rig: KindRig, *, on_spark: bool) -> Run | Job:
+    return where.spark.submit(rig) if on_spark else Run(rig.start())
 
 
 def _disturbed(
@@ -264,7 +261,7 @@ def _disturbed(
         eventually(
             lambda: run.is_over or sum(rig.committed().values()) >= aim,
             f"{aim} records are committed",
-            _PATIENT_S,
+            PATIENT_S,
         )
     except AssertionError as error:
         _, said = run.end()
@@ -276,7 +273,7 @@ def _disturbed(
     return Met(in_time, code in _GIVES_UP, on_spark)
 
 
-def _happens(where: Where, rig: KindRig, event: Event, rng: Random, run: Run) -> bool:
+def _happens(where: Where, rig: KindRig, event: Event, rng: Random, run: Run | Job) -> bool:
     """Let it happen; whether it did before the run was over."""
     brokers = where.brokers
     match event:
@@ -284,12 +281,10 @@ def _happens(where: Where, rig: KindRig, event: Event, rng: Random, run: Run) ->
             run.kill()
             return run.process.wait() == -signal.SIGKILL
         case Event.WORKER_KILLED:
-            with suppress(psutil.NoSuchProcess, IndexError):
-                rng.choice(run.children()).kill()
-                return True
-            return False
+            assert isinstance(run, Run)
+            return kill_one(rng, run.workers())
         case Event.EXECUTOR_KILLED:
-            return where.spark.kill_executor(rng)
+            return kill_one(rng, where.spark.executors())
         case Event.SPARK_WORKER_KILLED:
             with where.spark.worker_killed(rng):
                 return not run.is_over

@@ -1,7 +1,7 @@
 """The runs of the section `cluster`: two workers of the command, or a job on a standalone Spark."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,62 +15,74 @@ from tests import processes
 from tests.builders import ROOT
 from tests.processes import AnyProcess
 from tests.prove.kind_rig import KindRig, Refused
-from tests.spark.cluster_rig import CHECKOUT, Cluster, standalone, submit
+from tests.spark.cluster_rig import CHECKOUT, Cluster, kill_tree, standalone, submit
 
 SPARK_WORKERS = 3
-_PATIENT_S = 600.0
+PATIENT_S = 600.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run on its way. `log`: where it says what it has to say, if not to a pipe."""
+    """A run of `statestore run` on its way."""
 
-    process: AnyProcess | Popen[bytes]
-    log: Path | None = None
+    process: AnyProcess
 
     @property
     def is_over(self) -> bool:
         return self.process.poll() is not None
 
-    def children(self) -> list[psutil.Process]:
-        """What it started itself."""
+    def workers(self) -> list[psutil.Process]:
+        """The processes that its stream tasks are spread over."""
         with suppress(psutil.NoSuchProcess):
             return psutil.Process(self.process.pid).children()
         return []
 
+    def kill(self) -> None:
+        """SIGKILL, to it alone."""
+        self.process.kill()
+
     def end(self) -> tuple[int, str]:
         """The exit code, and what it said; Refused if it does not end."""
-        if self.log is not None:
-            return self._end_of_job(self.log)
-        assert not isinstance(self.process, Popen)
         try:
-            _, said = processes.outputs_of(self.process, _PATIENT_S)
+            _, said = processes.outputs_of(self.process, PATIENT_S)
         except AssertionError as error:
             raise Refused(f"a run does not end: {str(error)[-4000:]}") from error
         assert self.process.returncode is not None
         return self.process.returncode, said
 
-    def kill(self) -> None:
-        """SIGKILL to it, and to what it started on its side: of a job, the whole driver."""
-        below = psutil.Process(self.process.pid).children(recursive=True) if self.log else []
-        self.process.kill()
-        for one in below:
-            with suppress(psutil.NoSuchProcess):  # it ended with its parent
-                one.kill()
 
-    def _end_of_job(self, log: Path) -> tuple[int, str]:
+@dataclass(frozen=True)
+class Job:
+    """A run as a job of Spark on its way, by its driver."""
+
+    process: Popen[bytes]
+    log: Path
+
+    @property
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
+
+    def kill(self) -> None:
+        """SIGKILL to the whole driver, its JVM and its Python."""
+        kill_tree(self.process)
+
+    def end(self) -> tuple[int, str]:
+        """The exit code, and what it said; Refused if it does not end."""
         try:
-            code = self.process.wait(_PATIENT_S)
+            code = self.process.wait(PATIENT_S)
         except TimeoutExpired as error:
             self.kill()
-            said = log.read_text(errors="replace")
+            said = self.log.read_text(errors="replace")
             raise Refused(f"a job of Spark does not end: {said[-4000:]}") from error
-        return code, log.read_text(errors="replace")
+        return code, self.log.read_text(errors="replace")
 
 
-def command_of(rig: KindRig) -> Run:
-    """A run of `statestore run`, with the workers that the rig's options say."""
-    return Run(rig.start())
+def kill_one(rng: Random, among: Sequence[psutil.Process]) -> bool:
+    """SIGKILL to one of them; whether there was one."""
+    with suppress(psutil.NoSuchProcess, IndexError):
+        rng.choice(among).kill()
+        return True
+    return False
 
 
 class Spark:
@@ -86,7 +98,7 @@ class Spark:
         folder = Path(self._stack.enter_context(scratch))
         return self._stack.enter_context(standalone(folder, workers=SPARK_WORKERS))
 
-    def submit(self, rig: KindRig) -> Run:
+    def submit(self, rig: KindRig) -> Job:
         """A run of the same application as a job."""
         self._jobs += 1
         cluster = self._cluster
@@ -102,16 +114,12 @@ class Spark:
                 conf=of_executors,
                 variables={**CHECKOUT, **rig.variables},
             )
-        return Run(process, log)
+        return Job(process, log)
 
-    def kill_executor(self, rng: Random) -> bool:
-        """SIGKILL to the JVM of an executor; whether there was one."""
+    def executors(self) -> list[psutil.Process]:
+        """The JVMs of the executors that are alive."""
         numbers = range(SPARK_WORKERS)
-        found = [one for number in numbers for one in self._cluster.executors(number)]
-        with suppress(psutil.NoSuchProcess, IndexError):
-            rng.choice(found).kill()
-            return True
-        return False
+        return [one for number in numbers for one in self._cluster.executors(number)]
 
     @contextmanager
     def worker_killed(self, rng: Random) -> Iterator[None]:

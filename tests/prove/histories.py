@@ -32,10 +32,10 @@ from tests.prove.section import (
     Coverage,
     Deadline,
     Finding,
-    Harm,
     Planted,
     Section,
     SectionResult,
+    harm_of,
     repeating,
 )
 from tests.shared_kafka import CONFIG
@@ -61,7 +61,6 @@ _NOTE = (
     "bank's own processes. Brokers stop in order: one that is alone and killed may skip markers "
     "(docs/upstream/kafka-skips-markers.md)."
 )
-_HARMS: Mapping[str, Harm] = {"lost write": Harm.LOST, "duplicate": Harm.DOUBLED}
 
 
 class Defect(NamedTuple):
@@ -249,7 +248,7 @@ def _add(tally: Tally, seed: int, lived: Lived, *, restarts: int) -> None:
         tally.counts[_RECORDS] += lived.records
         for rule, some in _by_rule(lived):
             told = f"{kind} with {_client(seed)}: {some}\n" + "\n".join(lived.trace[-_TOLD:])
-            harm = _HARMS.get(rule, Harm.ANOMALY)
+            harm = harm_of(rule)
             tally.findings.append(Finding(rule, told, repeating("histories", seed, 0), harm))
 
 

@@ -6,7 +6,6 @@ own, and must not die of it: the clients' C code runs in it.
 """
 
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -18,10 +17,10 @@ from tests.prove.section import (
     Coverage,
     Deadline,
     Finding,
-    Harm,
     Planted,
     Section,
     SectionResult,
+    harm_of,
 )
 
 _AT_A_TIME = 40
@@ -37,7 +36,6 @@ _PLANTED: Sequence[tuple[str, Order]] = (
 _TRIALS = 200
 _PLANTED_SHARE = 0.4
 _PER_MINUTE = 15  # on a machine that does other work too
-_HARMS = {"lost write": Harm.LOST, "duplicate": Harm.DOUBLED}
 
 
 def run(seed: int, deadline: Deadline) -> SectionResult:
@@ -68,10 +66,9 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
 def found_in(order: Order, stories: Sequence[Story], death: str) -> list[Finding]:
     """What the judge found, and the death of the process that lived through the schedules."""
     found = [
-        Finding(rule, f"seed {story.seed}: {text}", _command(order, [story.seed]), harm)
+        Finding(rule, f"seed {story.seed}: {text}", _command(order, [story.seed]), harm_of(rule))
         for story in stories
         for rule, text in story.findings
-        for harm in [_HARMS.get(rule, Harm.ANOMALY)]
     ]
     if death:
         told = {story.seed for story in stories}
@@ -89,7 +86,7 @@ def _planted(defect: str, order: Order, seed: int) -> Planted:
 def _command(order: Order, seeds: list[int]) -> str:
     """The command that lives through these again, and tells each as a line of JSON."""
     text = msgspec.json.encode(msgspec.structs.replace(order, seeds=seeds)).decode()
-    return shlex.join([sys.executable, "-m", "tests.kafka.fault_schedules", text])
+    return shlex.join([".venv/bin/python", "-m", "tests.kafka.fault_schedules", text])
 
 
 def _coverage(lived: Counter[tuple[str, ...]]) -> Coverage:

@@ -37,6 +37,14 @@ class Harm(StrEnum):
     ANOMALY = "anomaly"
 
 
+_HARMS: Mapping[str, Harm] = {"lost write": Harm.LOST, "duplicate": Harm.DOUBLED}
+
+
+def harm_of(rule: str) -> Harm:
+    """What breaking a rule of the log checker means for the user's records."""
+    return _HARMS.get(rule, Harm.ANOMALY)
+
+
 class Finding(msgspec.Struct, frozen=True):
     """Something that must not be, the rule that says so, and the command that repeats it."""
 

@@ -30,6 +30,22 @@ _ANY_PORTS = ("--port", "0", "--webui-port", "0")
 _OF_THIS_PROCESS = ("PYTHONPATH", "VIRTUAL_ENV", "PYSPARK_", "SPARK_", "STATESTORE_")
 
 
+def tree_of(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """A process and all that it started."""
+    root = psutil.Process(process.pid)
+    return [root, *root.children(recursive=True)]
+
+
+def kill_tree(process: "subprocess.Popen[bytes]") -> None:
+    """SIGKILL to a process and all that it started, each by its id."""
+    tree = tree_of(process)
+    for one in tree:
+        with suppress(psutil.NoSuchProcess):  # its parent's end may have been its own
+            one.kill()
+    process.wait(DEADLINE_S)
+    psutil.wait_procs(tree, DEADLINE_S)
+
+
 class Daemon:
     """A Spark daemon in a child process, its log in a file."""
 
@@ -59,25 +75,15 @@ class Daemon:
         eventually(there, f"{pattern} in {self.log}", READY_S)
         return found[0]
 
-    def tree(self) -> list[psutil.Process]:
-        """It and what it started."""
-        root = psutil.Process(self.process.pid)
-        return [root, *root.children(recursive=True)]
-
     def kill(self) -> None:
         """SIGKILL to it and to all that it started, executors and their Python workers too."""
-        tree = self.tree()
-        for one in tree:
-            with suppress(psutil.NoSuchProcess):  # its parent's end may have been its own
-                one.kill()
-        self.process.wait(DEADLINE_S)
-        psutil.wait_procs(tree, DEADLINE_S)
+        kill_tree(self.process)
 
     def end(self) -> None:
         """It and what it started."""
         with self.process:
             if self.process.poll() is None:
-                tree = self.tree()
+                tree = tree_of(self.process)
                 self.process.terminate()
                 _, left = psutil.wait_procs(tree, DEADLINE_S)
                 for one in left:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import psutil
 import pytest
 
 import statestore as ss
@@ -18,10 +16,10 @@ from statestore.model.ids import TopicPartition
 from statestore.runtime import Runtime
 from statestore.testing.local_kafka import LocalKafka
 from tests.audit_rig import PARTITIONS, Audited, audited
-from tests.builders import DEADLINE_S, ROOT, eventually
+from tests.builders import ROOT, eventually
 from tests.kafka import audit_pipelines
 from tests.kafka.run_pipelines import PREFIX_VARIABLE
-from tests.spark.cluster_rig import RUN_S
+from tests.spark.cluster_rig import RUN_S, kill_tree
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 # Batches are written under their ids, so that one that is repeated replaces itself.
@@ -69,14 +67,6 @@ def begin(one: Audited, folder: Path, attempt: str, **options: str) -> "subproce
         )
 
 
-def kill_all(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the driver with its JVM and the workers, each by its id."""
-    driver = psutil.Process(process.pid)
-    for one in [*driver.children(recursive=True), driver]:
-        one.send_signal(signal.SIGKILL)
-    process.wait(DEADLINE_S)
-
-
 def batches(folder: Path, attempt: str) -> dict[int, list[dict[str, Any]]]:
     return {
         int(path.stem.removeprefix("batch-")): json.loads(path.read_text())
@@ -108,7 +98,7 @@ def test_each_change_is_in_one_batch_though_the_query_was_killed(
         )
         assert process.poll() is None, (tmp_path / "killed.log").read_text()[-4000:]
     finally:
-        kill_all(process)
+        kill_tree(process)
     with mock.patch.dict(os.environ, {PREFIX_VARIABLE: one.app.name}):
         one.app.produce(range(200, 300))
         ss.run(audit_pipelines.every_kind(), one.app.run_settings())

@@ -11,7 +11,7 @@ from statestore.faults import VARIABLE, CrashPoint
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S, eventually
 from tests.kafka.writing_rig import Sink
-from tests.spark.cluster_rig import CHECKOUT, RUN_S, connect_server
+from tests.spark.cluster_rig import CHECKOUT, RUN_S, connect_server, kill_tree
 from tests.spark.test_kafka_sink import Program, add_file, has_moved
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.thorough]
@@ -32,7 +32,7 @@ def killed_at(point: CrashPoint, program: Program, folder: Path) -> None:
             eventually(token.exists, "the kill of a worker", BUSY_S)
             server.kill()
         finally:
-            program.kill(process)
+            kill_tree(process)
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -75,7 +75,7 @@ def test_a_server_killed_between_batches_goes_on_from_the_checkpoint(
             eventually(partial(has_moved, sink, process, 0), "a batch", BUSY_S)
             server.kill()
         finally:
-            program.kill(process)
+            kill_tree(process)
     with connect_server(tmp_path) as (_, address):
         program.run_to_the_end(address)
     assert sink.read() == expected

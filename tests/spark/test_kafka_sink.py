@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
@@ -24,6 +23,7 @@ from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.kafka.run_rig import name_of
 from tests.kafka.writing_rig import Sink
+from tests.spark.cluster_rig import kill_tree
 from tests.spark.local_spark import local_spark
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -202,16 +202,6 @@ class Program:
                 stderr=log,
             )
 
-    def kill(self, process: "subprocess.Popen[bytes]") -> None:
-        """SIGKILL to driver, daemon and workers, by their ids."""
-        root = psutil.Process(process.pid)
-        tree = [root, *root.children(recursive=True)]
-        for one in tree:
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
-        process.wait(DEADLINE_S)
-        psutil.wait_procs(tree, DEADLINE_S)
-
     def run_to_the_end(self, master: str = "local[2]") -> None:
         process = self.start(master)
         assert process.wait(900) == 0, (self._folder / "program.log").read_text()[-3000:]
@@ -264,6 +254,6 @@ def test_a_driver_killed_at_any_time_goes_on_from_its_checkpoint(
         eventually(partial(has_moved, sink, process, before), "a run's rows", 3 * DEADLINE_S)
         threading.Event().wait(chosen.random() * 2)
         if process.poll() is None:
-            program.kill(process)
+            kill_tree(process)
     program.run_to_the_end()
     assert sink.read() == expected

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,10 +25,10 @@ from statestore.faults import VARIABLE, CrashPoint
 from statestore.operations.running.run import RunSummary
 from statestore.spark.process import run_on_spark
 from statestore.testing.local_kafka import LocalKafka
-from tests.builders import DEADLINE_S
 from tests.crash.kill_harness import ELSEWHERE, Kill, Rig
 from tests.crash.pipeline import PREFIX_VARIABLE
 from tests.crash.poison_pipeline import is_refused
+from tests.spark.cluster_rig import kill_tree, tree_of
 from tests.spark.local_spark import local_spark
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -218,16 +217,10 @@ def submit(rig: Rig, crash_at: str | None, log: Path) -> "subprocess.Popen[bytes
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
 
 
-def kill_tree(root: "subprocess.Popen[bytes]") -> list[str]:
-    """SIGKILL driver JVM, driver Python, daemon and workers, each by pid; their names."""
-    parent = psutil.Process(root.pid)
-    tree = [parent, *parent.children(recursive=True)]
-    names = [process.name() for process in tree]
-    for process in tree:
-        with suppress(psutil.NoSuchProcess):  # a worker's end may come first
-            process.kill()
-    root.wait(timeout=DEADLINE_S)
-    psutil.wait_procs(tree, timeout=DEADLINE_S)
+def killed_tree(root: "subprocess.Popen[bytes]") -> list[str]:
+    """SIGKILL driver JVM, driver Python, daemon and workers; their names."""
+    names = [process.name() for process in tree_of(root)]
+    kill_tree(root)
     return names
 
 
@@ -249,7 +242,7 @@ def killed_run(rig: Rig, tmp_path: Path, *, point: CrashPoint | None, span_s: fl
                 break
     if process.poll() is not None:
         return Kill(died=False, commits_before=False, writes_open=False)
-    names = kill_tree(process)
+    names = killed_tree(process)
     commits = bool(before) or rig.committed() != before
     kill = Kill(died=True, commits_before=commits, writes_open=rig.writes_open())
     print(f"killed {names}: {kill}")  # noqa: T201 - what the kill met is part of the result

@@ -18,7 +18,7 @@ import pytest
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.crash.kill_harness import Rig
-from tests.spark.cluster_rig import CHECKOUT, RUN_S, Cluster, standalone, submit
+from tests.spark.cluster_rig import CHECKOUT, RUN_S, Cluster, standalone, submit, tree_of
 from tests.spark.gated_pipeline import GATE_VARIABLE, TOPICS_VARIABLE
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
@@ -155,7 +155,7 @@ def test_an_attempt_waits_for_one_whose_executor_spark_lost_but_which_is_still_a
     }
     with gated(kafka, tmp_path, "lost", conf) as job:
         first = job.await_gate()
-        tree = job.cluster.workers[first].tree()
+        tree = tree_of(job.cluster.workers[first].process)
         javas = [one for one in tree if one.name() == "java"]
         for java in javas:
             java.suspend()

@@ -18,7 +18,7 @@ PACKAGE = Path(statestore.__file__).parent
 ROOT = PACKAGE.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 # Which of their arguments is a module to import.
-IMPORTERS = {"import_module", "__import__", "find_spec", "run_module"}
+IMPORTERS = {"import_module", "__import__", "find_spec", "load_from", "run_module"}
 # The places that may name a module of the package in a string: what extras offer, and public names.
 REGISTERED = {"cli.py", "extras.py", "__init__.py"}
 

@@ -322,7 +322,7 @@ class _Folding:
             after = many(found.rows, found.values, dict(values))
         except Exception:  # noqa: BLE001  # whatever a value of a user's raises
             return False
-        values.update(zip(values, after.values(), strict=True))
+        values.update(after)
         return True
 
     def _step_all(
