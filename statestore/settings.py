@@ -19,6 +19,7 @@ from typing import Any
 
 from statestore.applications import ConfiguredApplication
 from statestore.errors import InvalidSetting
+from statestore.model.broker_addresses import addresses_of
 from statestore.model.modes import (
     ExportRestore,
     IsolationLevel,
@@ -443,7 +444,10 @@ class Settings:
         )
 
     def client_config(self, role: str) -> dict[str, str]:
-        """Return the properties of a `consumer`, `producer` or `admin`, with `${…}` expanded."""
+        """Return the properties of a `consumer`, `producer` or `admin`, with `${…}` expanded.
+
+        InvalidSetting if a variable is not set, or an address of a broker is none.
+        """
         config = {"bootstrap.servers": expand(self.bootstrap_servers, "bootstrap.servers")}
         for key, value in self.clients.items():
             prefix, _, rest = key.partition(".")
@@ -451,6 +455,7 @@ class Settings:
                 config[rest] = expand(value, key)
             elif prefix not in {"consumer", "producer", "admin"}:
                 config[key] = expand(value, key)
+        addresses_of(config["bootstrap.servers"])
         return config
 
     def require(self, *keys: str) -> None:

@@ -10,9 +10,10 @@ from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
 from statestore.errors import InvalidSetting, Unavailable
 from statestore.kafka.wire.cluster import ClusterMap
-from statestore.kafka.wire.connection import BrokerAddress, Connection
+from statestore.kafka.wire.connection import Connection
 from statestore.kafka.wire.security import Security
 from statestore.kafka.wire.source import not_taken
+from statestore.model.broker_addresses import BrokerAddress
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S, eventually

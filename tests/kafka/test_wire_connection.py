@@ -11,8 +11,9 @@ from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
 from statestore.errors import InvalidSetting, TopicMissing, Unavailable
 from statestore.kafka.wire.cluster import ClusterMap, Links
-from statestore.kafka.wire.connection import BrokerAddress, Connection, Disconnected
+from statestore.kafka.wire.connection import Connection, Disconnected
 from statestore.kafka.wire.security import Security
+from statestore.model.broker_addresses import BrokerAddress
 from statestore.model.ids import TopicPartition
 from statestore.settings import Settings
 from statestore.testing.local_kafka import LocalKafka

@@ -10,10 +10,11 @@ from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
 from statestore.kafka.wire.appends import AppendOptions, Appends
 from statestore.kafka.wire.cluster import ClusterMap, Links
-from statestore.kafka.wire.connection import BrokerAddress, Connection
+from statestore.kafka.wire.connection import Connection
 from statestore.kafka.wire.coordinators import PlainId
 from statestore.kafka.wire.outbox import WireOutbox
 from statestore.kafka.wire.security import Security
+from statestore.model.broker_addresses import BrokerAddress
 from statestore.model.ids import TopicPartition
 from statestore.ports import Records
 from statestore.settings import Settings

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from click.testing import CliRunner
 
 from statestore.applications import ConfiguredApplication
+from statestore.cli import cli
 from statestore.errors import InvalidSetting
 from statestore.model.modes import (
     ExportRestore,
@@ -19,6 +21,7 @@ from statestore.model.modes import (
     ProcessingGuarantee,
 )
 from statestore.settings import Settings, describe_settings, expand, is_secret, shows_secret
+from tests.crash.pipeline import PREFIX_VARIABLE
 
 AT_LEAST_ONCE, EXACTLY_ONCE = ProcessingGuarantee.AT_LEAST_ONCE, ProcessingGuarantee.EXACTLY_ONCE
 NOT_NUMBERS = ("soon", "", "1.5", 1.5, True, [1])
@@ -458,3 +461,25 @@ def test_a_value_shows_a_secret_unless_it_only_names_a_variable(
     key: str, value: str, shows: bool
 ) -> None:
     assert shows_secret(key, value) == shows
+
+
+WRONG_SERVERS = ("a:b", "a:²", "a:0", "a:65536", "a:9092x", ":9092", "good:1,127.0.0.1:99999")
+
+
+@pytest.mark.parametrize("servers", WRONG_SERVERS)
+@pytest.mark.parametrize("role", ["consumer", "producer", "admin"])
+def test_an_address_that_a_client_would_read_as_another_one_is_refused(
+    role: str, servers: str
+) -> None:
+    """librdkafka looks for port 34463 when it is given 99999, and for localhost without a host."""
+    settings = Settings.from_mapping({"bootstrap.servers": servers})
+    with pytest.raises(InvalidSetting, match="is not host:port"):
+        settings.client_config(role)
+
+
+def test_a_run_with_such_an_address_is_not_tried_again(tmp_path: Path) -> None:
+    flags = ["--pipeline=tests.crash.pipeline:topology", f"--state-dir={tmp_path}"]
+    flags += ["--application-id=a", "--bootstrap-servers=127.0.0.1:99999"]
+    told = CliRunner().invoke(cli, ["run", *flags], env={PREFIX_VARIABLE: "t"})
+    assert isinstance(told.exception, InvalidSetting)
+    assert list(tmp_path.iterdir()) == []

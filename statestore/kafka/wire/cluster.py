@@ -23,8 +23,9 @@ from kafka.protocol.metadata import (
 
 from statestore.errors import InvalidSetting, StateStoreError, Unavailable
 from statestore.kafka.error_codes import error_for
-from statestore.kafka.wire.connection import BrokerAddress, Connection, Disconnected
+from statestore.kafka.wire.connection import Connection, Disconnected
 from statestore.kafka.wire.security import Security
+from statestore.model.broker_addresses import BrokerAddress, addresses_of
 from statestore.model.ids import TopicPartition
 from statestore.settings import Settings
 
@@ -94,7 +95,7 @@ class ClusterMap:
         settings.require("bootstrap.servers")
         config = settings.client_config(role)
         self._servers = config["bootstrap.servers"]
-        self._bootstrap = [BrokerAddress.of(one) for one in self._servers.split(",") if one.strip()]
+        self._bootstrap = addresses_of(self._servers)
         self._security = Security.of(config)
         self._client_id = config.get("client.id", settings.application_id or "statestore")
         self._timeout_s = settings.request_timeout_ms / 1000

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from math import inf
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from kafka.errors import for_code
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
@@ -31,7 +31,7 @@ from statestore.errors import BrokerTooOld, InvalidSetting
 from statestore.kafka.error_codes import UNTRUSTED_BROKER, UNTRUSTED_CLIENT
 from statestore.kafka.token_endpoint import NoToken
 from statestore.kafka.wire.security import Login, Security
-from statestore.model.texts import whole_number
+from statestore.model.broker_addresses import BrokerAddress
 
 _RECEIVE_BYTES = 1 << 20
 # Kafka's own limit of a request (socket.request.max.bytes) is 100 MiB, and no answer of ours has to
@@ -47,28 +47,6 @@ _RENEW_S = 10.0
 
 class Disconnected(Exception):
     """A connection could not be made or has ended, and why; what it was asked has no answer."""
-
-
-class BrokerAddress(NamedTuple):
-    """Where a broker listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @classmethod
-    def of(cls, text: str) -> "BrokerAddress":
-        """Read host:port, [host]:port or a host alone."""
-        text = text.strip().rpartition("://")[2]
-        host, colon, port = text.rpartition(":")
-        if not colon or (":" in host and not host.endswith("]")):
-            host, port = text, "9092"
-        number = whole_number(port)
-        if number is None or not 0 < number < 1 << 16 or not host:
-            raise InvalidSetting(f"bootstrap.servers: {text!r:.99} is not host:port")
-        return cls(host.strip("[]"), number)
 
 
 class Connection:
