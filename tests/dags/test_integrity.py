@@ -45,6 +45,7 @@ LIGHT = {
     "statestore.errors",
     "statestore.extras",
     "statestore.model",
+    "statestore.model.broker_addresses",
     "statestore.model.ids",
     "statestore.model.left_out",
     "statestore.model.modes",
