@@ -7,6 +7,7 @@ from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, dataclass_transform
 
+from statestore.model.byte_columns import MaybePacked, PackedRows, unpacked
 from statestore.model.records import (
     BYTES,
     ArrowForm,
@@ -66,7 +67,7 @@ class Column:
     def __init__(
         self,
         *,
-        raw: "list[bytes | None] | None" = None,
+        raw: "MaybePacked | None" = None,
         objects: "list[Any] | None" = None,
         serde: "Serde[Any] | None" = None,
     ) -> None:
@@ -88,8 +89,8 @@ class Column:
     def objects(self) -> list[Any]:
         """The decoded values; a plain bytes column decodes to itself."""
         if self._objects is None:
-            raw = self._raw
-            assert raw is not None
+            assert self._raw is not None
+            raw = unpacked(self._raw)
             if self._serde is None or self._serde is BYTES:
                 self._objects = raw
             else:
@@ -100,11 +101,16 @@ class Column:
     def encoded(self, serde: "Serde[Any]") -> "list[bytes | None]":
         """The bytes under `serde`; free where the column arrived as bytes of that serde."""
         if self._raw is not None and (self._serde is serde or self._serde is None):
-            return self._raw
+            return unpacked(self._raw)
         if serde is BYTES:
             return _all_bytes(self.objects)
         encode = serde.serialize
         return [None if item is None else encode(item) for item in self.objects]
+
+    def packed(self, serde: "Serde[Any]") -> "PackedRows | None":
+        """What `encoded` gives, in columns; None if it did not come so."""
+        own = self._serde is serde or self._serde is None
+        return self._raw if own and isinstance(self._raw, PackedRows) else None
 
     def arrow(self, serde: "Serde[Any]", form: ArrowForm) -> Any:
         """The values as an Arrow array; `form` is that of `serde`, which is the column's own."""
@@ -118,7 +124,10 @@ class Column:
 
     def nulls(self) -> list[int]:
         """The places without a value; nothing is decoded."""
-        rows = self._objects if self._raw is None else self._raw
+        raw = self._raw
+        if isinstance(raw, PackedRows) and not raw.may_have_nulls:
+            return []
+        rows = self._objects if raw is None else raw
         if rows is None or (self._raw is not None and all(rows)):
             return []
         return [i for i, item in enumerate(rows) if item is None]
@@ -388,7 +397,10 @@ def any_none(items: Iterable[object]) -> bool:
 
 
 def _taken(column: Sequence[T], indices: Sequence[int]) -> "list[T] | LazyColumn[T]":
-    return column.take(indices) if isinstance(column, LazyColumn) else [column[i] for i in indices]
+    if isinstance(column, LazyColumn):
+        return column.take(indices)
+    rows: Sequence[Any] = column.all() if isinstance(column, PackedRows) else column
+    return [rows[i] for i in indices]
 
 
 def in_lots(

@@ -1,16 +1,19 @@
-"""Keys or values as one run of bytes, as Arrow has them, instead of an object for each."""
+"""Keys or values as places in a run of bytes, instead of an object for each."""
 
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from typing_extensions import Buffer
 
 
 class ByteColumn(NamedTuple):
-    """So many `rows`, from `first` on, of a column in the layout of Arrow's LargeBinary.
+    """So many `rows`, from `first` on, of a column of bytes.
 
-    Row i is `data[offsets[i]:offsets[i + 1]]`; the offsets are numbers of 64 bits in the order of
-    the machine. It is null if bit i of `valid` is 0; without `valid`, none is. Nobody changes the
-    buffers of a column, because others may share them.
+    Row i is `data[offsets[step * i] : offsets[step * i + 1]]`; the offsets are numbers of 64 bits
+    in the order of the machine. With a `step` of 1, the column is in the layout of Arrow's
+    LargeBinary; with 2, its rows stand anywhere in the data. Row i is null if bit i of `valid` is
+    0; without `valid`, none is. Nobody changes the buffers of a column, because others may share
+    them.
     """
 
     data: Buffer
@@ -18,3 +21,123 @@ class ByteColumn(NamedTuple):
     valid: Buffer | None
     first: int
     rows: int
+    step: int = 1
+
+    def part(self, start: int, stop: int) -> "ByteColumn":
+        """Return the rows from `start` to `stop`, exclusive, which it has."""
+        return self._replace(first=self.first + start, rows=stop - start)
+
+
+class ColumnCodec(Protocol):
+    """What makes objects of a column, weighs it, or makes one of several."""
+
+    def cut(self, column: ByteColumn, /) -> list[bytes | None]:
+        """Return a new list of the rows."""
+
+    def size_bytes(self, column: ByteColumn, /) -> int:
+        """Return the sum of the sizes of the rows."""
+
+    def joined(self, columns: Sequence[ByteColumn], /) -> ByteColumn:
+        """Return the rows of all columns in the layout of Arrow."""
+
+
+class Asked:
+    """What was asked for of a kind of rows: whoever makes more of them may see it.
+
+    `objects`: whether somebody wanted an object for each; None: nobody has had any rows yet.
+    """
+
+    __slots__ = ("objects",)
+
+    def __init__(self) -> None:
+        self.objects: bool | None = None
+
+
+class PackedRows(Sequence[bytes | None]):
+    """The rows of one or more columns, one after the other.
+
+    What takes columns gets them as they are. An object for each row is made once somebody asks for
+    a row, which most values of a pipeline that counts never see.
+    """
+
+    __slots__ = ("_asked", "_codec", "_columns", "_rows", "_size")
+
+    def __init__(
+        self,
+        columns: Sequence[ByteColumn],
+        codec: ColumnCodec,
+        asked: Asked | None = None,
+        rows: list[bytes | None] | None = None,
+    ) -> None:
+        """`asked` is told once somebody wants these rows, or some of them, as objects.
+
+        `rows` are these objects, if they were made already.
+        """
+        self._columns = columns
+        self._codec = codec
+        self._asked = asked
+        self._rows = rows
+        self._size = sum(column.rows for column in columns)
+
+    @property
+    def columns(self) -> Sequence[ByteColumn]:
+        """What has the rows, in their order."""
+        return self._columns
+
+    @property
+    def may_have_nulls(self) -> bool:
+        """Whether a row may be null: no row is looked at."""
+        return any(column.valid is not None for column in self._columns)
+
+    @property
+    def size_bytes(self) -> int:
+        """The sum of the sizes of the rows."""
+        return sum(map(self._codec.size_bytes, self._columns))
+
+    def joined(self) -> ByteColumn:
+        """Return the rows as one column in the layout of Arrow."""
+        return self._codec.joined(self._columns)
+
+    def cut(self, column: ByteColumn) -> list[bytes | None]:
+        """Return the rows of any column as objects."""
+        return self._codec.cut(column)
+
+    def all(self) -> list[bytes | None]:
+        """Return the rows as objects, which are made once."""
+        if self._asked is not None:
+            self._asked.objects = True
+        if self._rows is None:
+            found: list[bytes | None] = []
+            cut = self._codec.cut
+            for column in self._columns:
+                found = found + cut(column) if found else cut(column)
+            self._rows = found
+        return self._rows
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, slice) or index.step not in (None, 1):
+            return self.all()[index]
+        start, stop, _ = index.indices(self._size)
+        rows = None if self._rows is None else self._rows[start:stop]
+        return PackedRows(list(self._parts(start, stop)), self._codec, self._asked, rows)
+
+    def _parts(self, start: int, stop: int) -> Iterator[ByteColumn]:
+        for column in self._columns:
+            first, end = max(start, 0), min(stop, column.rows)
+            if first < end:
+                yield column.part(first, end)
+            start, stop = start - column.rows, stop - column.rows
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        return iter(self.all())
+
+    def __len__(self) -> int:
+        return self._size
+
+
+MaybePacked = list[bytes | None] | PackedRows
+
+
+def unpacked(rows: MaybePacked) -> list[bytes | None]:
+    """Return rows as objects."""
+    return rows.all() if isinstance(rows, PackedRows) else rows

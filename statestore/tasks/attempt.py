@@ -282,7 +282,9 @@ class Attempt:
             self.commit()
             return 0
         batch = intake.front(batch, portion.take)
-        values, done = batch.records.values.encoded(serdes.BYTES), 0
+        column, done = batch.records.values, 0
+        packed = column.packed(serdes.BYTES)
+        values = column.encoded(serdes.BYTES) if packed is None else packed
         while done < len(batch):
             step = memory.plan_step(values, done)
             if step.commit_first and done:

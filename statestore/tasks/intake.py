@@ -156,6 +156,8 @@ class Intake:
     def _without_marks(self, batch: InputBatch) -> InputBatch:
         """Set aside the time marks of a batch."""
         records, tp = batch.records, batch.tp
+        if not records.values.nulls():
+            return batch
         keys = records.keys.encoded(BYTES)
         places = time_marks.places_of(keys, records.values.encoded(BYTES))
         if not places:

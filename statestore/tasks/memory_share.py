@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
+from statestore.model.byte_columns import PackedRows
 from statestore.settings import NO_LIMIT, Settings
 from statestore.stores.pending import ENTRY_COST
 
@@ -209,12 +210,18 @@ def _fitting(
         return fits, 0
     count = max(1, fits)
     taken = values if count == len(values) else values[done : done + count]
-    weight = sum(map(len, filter(None, taken))) + ENTRY_COST * len(taken)
+    weight = _size_bytes(taken) + ENTRY_COST * len(taken)
     if weight * growth.per_weight > free.max_bytes:
         weights = list(accumulate(ENTRY_COST + len(value or b"") for value in taken))
         fits = min(fits, bisect_right(weights, free.max_bytes / growth.per_weight))
         weight = weights[max(1, fits) - 1]
     return fits, weight
+
+
+def _size_bytes(values: Sequence[bytes | None]) -> int:
+    if isinstance(values, PackedRows):
+        return values.size_bytes
+    return sum(map(len, filter(None, values)))
 
 
 def reached(pending: Usage, limits: MemoryLimits) -> bool:

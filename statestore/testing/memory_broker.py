@@ -40,6 +40,7 @@ from statestore.settings import Settings
 from statestore.tasks.plan import TaskPlan, transactional_ids
 from statestore.testing.memory_log import MESSAGE_BYTES_MAX, BrokerState, LogEntry
 from statestore.testing.memory_outbox import MemoryOutbox, MemoryPlainOutbox
+from statestore.testing.packed import packed
 
 _STRETCH_RECORDS = 50_000
 _KEYS = 100
@@ -523,8 +524,8 @@ def _bounds(state: BrokerState, tps: Sequence[TopicPartition]) -> dict[TopicPart
 
 def _batch(tp: TopicPartition, entries: Sequence[LogEntry]) -> Batch:
     return Batch(
-        keys=Column(raw=[entry.key for entry in entries]),
-        values=Column(raw=[entry.value for entry in entries]),
+        keys=Column(raw=packed([entry.key for entry in entries])),
+        values=Column(raw=packed([entry.value for entry in entries])),
         timestamps=[entry.timestamp_ms for entry in entries],
         headers=[e.headers for e in entries] if any(e.headers for e in entries) else None,
         topic=tp.topic,

@@ -28,6 +28,9 @@ from typing import Final, NamedTuple
 import click
 
 import statestore as ss
+from statestore import serdes
+from statestore.kafka.wire import codec
+from statestore.kafka.wire.fetched import Fetched, extent
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.ports import Records
@@ -130,10 +133,26 @@ class UncountedSource(MemorySource):
     def __init__(self, state: BrokerState, counter: Counter) -> None:
         super().__init__(state)
         self._counter = counter
+        self._logs: dict[TopicPartition, Fetched] = {}
 
     def poll(self, max_records: int, timeout_ms: int, *, soon: bool = False) -> list[Batch]:
         with self._counter.paused():
-            return super().poll(max_records, timeout_ms, soon=soon)
+            return list(map(self._as_fetched, super().poll(max_records, timeout_ms, soon=soon)))
+
+    def _as_fetched(self, batch: Batch) -> Batch:
+        """The batch with the columns that the client of our own makes."""
+        assert batch.topic is not None
+        assert batch.partition is not None
+        tp = TopicPartition(batch.topic, batch.partition)
+        log = self._logs.setdefault(tp, Fetched(check_crc=True))
+        keys, values = batch.keys.encoded(serdes.BYTES), batch.values.encoded(serdes.BYTES)
+        data = codec.encode(keys, values, batch.timestamps, None)
+        if (found := extent(data)) is not None:
+            log.add(data, found, ())
+        rows = log.rows()
+        rows.add(log.take(0, len(batch), len(data)))
+        made = rows.batch(tp)
+        return batch.with_columns(keys=made.keys, values=made.values)
 
 
 class UncountedOutbox(MemoryOutbox):
@@ -245,6 +264,8 @@ def _produce(rig: TaskRig, topic: str, rows: Iterable[tuple[bytes, bytes, int]])
 @click.option("--only", multiple=True, type=click.Choice(sorted(JOBS)))
 def main(accept: str, only: Sequence[str]) -> None:
     """Compare what records cost with the table."""
+    if not codec.available():
+        raise click.ClickException(f"the extension is not built: {codec.unavailable_reason()}")
     kept = table() if TABLE.exists() else {}
     found: dict[str, Figures] = {}
     for job in only or JOBS:

@@ -21,6 +21,7 @@ from statestore.testing.kafka_jars import java, kafka_libs
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S
 from tests.kafka.run_rig import name_of
+from tests.unit.batch_rig import decoded
 
 pytestmark = pytest.mark.kafka
 
@@ -106,12 +107,10 @@ def test_what_librdkafka_writes_is_read(
         producer.produce(topic, value, key, timestamp=time_ms, headers=list(headers))
     assert producer.flush(DEADLINE_S) == 0
     data = fetched(servers, topic, 0).data
-    found = codec.decode(data, 0)
+    found = decoded(data, 0)
     assert found[:4] == (KEYS, VALUES, TIMES, range(COUNT))
     assert found.headers == HEADERS
     assert found.next_offset == COUNT
-    columns = codec.decode_columns(data, 0)
-    assert (codec.cut(columns.keys), codec.cut(columns.values)) == (KEYS, VALUES)
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -157,11 +156,11 @@ def test_what_was_aborted_and_the_markers_are_left_out(
     produced(servers, topic, codec.encode([None], [b"e"], [NOW_MS], None))
     answer = fetched(servers, topic, 0)
     assert len(answer.aborted) == 2
-    found = codec.decode(answer.data, 0, answer.aborted)
+    found = decoded(answer.data, 0, answer.aborted)
     assert found.values == [b"a0", b"a1", b"a2", b"c0", b"c1", b"c2", b"e"]
     assert found.offsets == [0, 1, 2, 8, 9, 10, 16]
     assert found.next_offset == 17
-    everything = codec.decode(answer.data, 0)
+    everything = decoded(answer.data, 0)
     assert (len(everything.values), everything.next_offset) == (13, 17)
 
 
@@ -186,12 +185,12 @@ def test_java_reads_what_it_writes_and_it_reads_what_java_writes(tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr
     data = javas.read_bytes()
-    found = codec.decode(data, 0)
+    found = decoded(data, 0)
     assert found.keys == KEYS * len(CODECS)
     assert found.values == VALUES * len(CODECS)
     assert found.timestamps == TIMES * len(CODECS)
     assert found.headers == HEADERS * len(CODECS)
     assert found.offsets == [first + row for first in firsts for row in range(COUNT)]
     assert found.next_offset == len(CODECS) * (COUNT + 1)
-    without = codec.decode(data, 0, [(7, firsts[1])])
+    without = decoded(data, 0, [(7, firsts[1])])
     assert without.offsets == [o for o in found.offsets if not firsts[1] <= o < firsts[2]]

@@ -4,10 +4,68 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from statestore.kafka.wire import _records
+import pyarrow as pa
+
+from statestore.kafka.wire import _records, codec
+from statestore.model.byte_columns import ByteColumn
+from statestore.model.records import Header
 
 LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
 ABORT, COMMIT = 0, 1
+
+
+class Listed(NamedTuple):
+    """What `codec.decode` returns, in lists."""
+
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    timestamps: list[int]
+    offsets: range | list[int]
+    headers: list[tuple[Header, ...]] | None
+    next_offset: int
+    size_bytes: int
+
+
+def decoded(
+    data: bytes | memoryview,
+    start: int,
+    aborted: Sequence[tuple[int, int]] = (),
+    *,
+    check_crc: bool = True,
+    max_records: int | None = None,
+) -> Listed:
+    """Decode a set; the codec and Arrow make the same rows of it."""
+    found = codec.decode(data, start, aborted, check_crc=check_crc, max_records=max_records)
+    offsets = found.offsets
+    return Listed(
+        listed(found.keys),
+        listed(found.values),
+        found.timestamps.tolist(),
+        offsets if isinstance(offsets, range) else offsets.tolist(),
+        *found[4:],
+    )
+
+
+def listed(column: ByteColumn) -> list[bytes | None]:
+    """The rows of a column, cut by the codec and by Arrow alike."""
+    rows = codec.cut(column)
+    half = column.rows // 2
+    parts = [column.part(0, half), column.part(half, column.rows)]
+    made = arrow(codec.joined(parts))
+    assert made.to_pylist() == rows
+    assert codec.size_bytes(column) == sum(map(codec.size_bytes, parts))
+    assert codec.size_bytes(column) == sum(len(row or b"") for row in rows)
+    return rows
+
+
+def arrow(column: ByteColumn) -> pa.Array:
+    """A column in the layout of Arrow, which looks at it closely."""
+    assert column.step == 1
+    valid = None if column.valid is None else pa.py_buffer(column.valid)
+    buffers = [valid, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+    made = pa.Array.from_buffers(pa.large_binary(), column.rows, buffers, offset=column.first)
+    made.validate(full=True)
+    return made
 
 
 class Row(NamedTuple):

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from statestore.errors import MalformedRecords
 from statestore.kafka.wire import codec
-from statestore.kafka.wire.codec import decode, decode_columns, encode
+from statestore.kafka.wire.codec import decode, encode
 from tests.builders import DEADLINE_S, ROOT
 from tests.unit.batch_rig import (
     ABORT,
     Row,
     batch,
+    decoded,
     marker,
     number,
     piece,
@@ -79,9 +80,8 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_an_error_says_what_does_not_fit_and_where(what: str) -> None:
-    for read in (decode, decode_columns):
-        with pytest.raises(MalformedRecords, match=rf"offset 77 cannot be read: .*{what}"):
-            read(WRONG[what], 0)
+    with pytest.raises(MalformedRecords, match=rf"offset 77 cannot be read: .*{what}"):
+        decode(WRONG[what], 0)
 
 
 def test_a_marker_without_a_type_is_refused_if_it_matters() -> None:
@@ -93,23 +93,17 @@ def test_a_marker_without_a_type_is_refused_if_it_matters() -> None:
 
 def test_without_the_checksum_damaged_values_are_taken_as_they_are() -> None:
     damaged = ONE[:-2] + b"b" + ONE[-1:]
-    assert decode(damaged, 0, check_crc=False).values == [b"b"]
+    assert decoded(damaged, 0, check_crc=False).values == [b"b"]
 
 
 def read_all(data: bytes) -> str:
-    """What both readers make of bytes: equal results or equal errors."""
-    outcomes = []
+    """What the codec makes of bytes: a result or an error."""
     # Memory that ends with the last byte, which that of a bytes object does not.
     exact = np.frombuffer(data, np.uint8).copy().data
-    for read in (decode, decode_columns):
-        try:
-            found = read(exact, 12, [(7, 11)], check_crc=False, max_records=1000)
-            rows = codec.cut(found.keys), codec.cut(found.values), list(found.offsets)
-            outcomes.append(repr((*rows, found.headers, found.next_offset, found.size_bytes)))
-        except MalformedRecords as error:
-            outcomes.append(str(error))
-    assert outcomes[0] == outcomes[1]
-    return outcomes[0]
+    try:
+        return repr(decoded(exact, 12, [(7, 11)], check_crc=False, max_records=1000))
+    except MalformedRecords as error:
+        return str(error)
 
 
 def damaged(data: bytes, changes: list[tuple[int, int]]) -> bytes:
@@ -162,9 +156,12 @@ for count in (1, 3, 50):
     keys = [chance.choice(rows) for _ in range(count)]
     headers = [(("name", chance.choice(rows)),) * chance.randrange(3) for _ in range(count)]
     data = codec.encode(keys, keys[::-1], list(range(count)), headers)
-    found = codec.decode_columns(data, 0)
+    found = codec.decode(data, 0)
+    columns = [codec.joined([column]) for column in (found.keys, found.values)]
+    assert codec.encode(*columns, found.timestamps, found.headers) == data
     assert codec.encode(found.keys, found.values, found.timestamps, found.headers) == data
     codec.sized_rows(found.keys, found.values, found.headers, 100)
+    assert codec.first_larger(found.keys, found.values, 6000) is None
     codec.partitions_of(found.keys, 3, "murmur2"), codec.partitions_of(found.keys, 3, "crc32")
 print(len(seen))
 """

@@ -1,6 +1,8 @@
 """The codec of record batches: it reads what it writes, and leaves out what is not to be seen."""
 
 import random
+import sys
+from itertools import accumulate
 
 import pyarrow as pa
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from statestore.kafka import partitioner
 from statestore.kafka.wire import _records, codec, compression
-from statestore.kafka.wire.codec import Compression, Decoded, DecodedColumns, decode, encode
+from statestore.kafka.wire.codec import Compression, encode
 from statestore.model.byte_columns import ByteColumn
 from statestore.model.records import Header
 from tests.unit.batch_rig import (
@@ -19,8 +21,10 @@ from tests.unit.batch_rig import (
     DELETE_HORIZON,
     LOG_APPEND_TIME,
     TRANSACTIONAL,
+    Listed,
     Row,
     batch,
+    decoded,
     marker,
     transactional,
     values,
@@ -46,30 +50,8 @@ def at_offset(data: bytes, first: int) -> bytes:
     return first.to_bytes(8, "big") + data[8:]
 
 
-def texts(decoded: Decoded) -> str:
-    return " ".join(value.decode() for value in decoded.values if value is not None)
-
-
-def as_lists(found: DecodedColumns) -> Decoded:
-    """The columns as objects, cut by Arrow and by the codec alike."""
-    keys, vals = arrow(found.keys).to_pylist(), arrow(found.values).to_pylist()
-    assert (codec.cut(found.keys), codec.cut(found.values)) == (keys, vals)
-    offsets = found.offsets
-    return Decoded(
-        keys,
-        vals,
-        found.timestamps.tolist(),
-        offsets if isinstance(offsets, range) else offsets.tolist(),
-        *found[4:],
-    )
-
-
-def arrow(column: ByteColumn) -> pa.Array:
-    valid = None if column.valid is None else pa.py_buffer(column.valid)
-    buffers = [valid, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
-    made = pa.Array.from_buffers(pa.large_binary(), column.rows, buffers, offset=column.first)
-    made.validate(full=True)
-    return made
+def texts(found: Listed) -> str:
+    return " ".join(value.decode() for value in found.values if value is not None)
 
 
 def of_arrow(array: pa.Array) -> ByteColumn:
@@ -80,15 +62,14 @@ def of_arrow(array: pa.Array) -> ByteColumn:
 @given(rows_of_a_batch, st.sampled_from(CODECS), st.integers(0, 2**40))
 def test_what_was_encoded_is_decoded(rows: Rows, name: Compression, first: int) -> None:
     data = at_offset(encoded(rows, name), first)
-    decoded = decode(data, first)
+    found = decoded(data, first)
     keys, vals, timestamps, headers = map(list, zip(*rows, strict=True))
-    assert decoded.keys == keys
-    assert decoded.values == vals
-    assert decoded.timestamps == timestamps
-    assert decoded.headers == (headers if any(headers) else None)
-    assert decoded.offsets == range(first, first + len(rows))
-    assert decoded.next_offset == first + len(rows)
-    assert as_lists(codec.decode_columns(data, first)) == decoded
+    assert found.keys == keys
+    assert found.values == vals
+    assert found.timestamps == timestamps
+    assert found.headers == (headers if any(headers) else None)
+    assert found.offsets == range(first, first + len(rows))
+    assert found.next_offset == first + len(rows)
 
 
 @given(st.lists(st.tuples(contents, contents, times), min_size=1), st.data())
@@ -114,12 +95,12 @@ def test_columns_encode_to_what_lists_do(
 @pytest.mark.parametrize("size", [1, 10 << 20])
 def test_a_record_of_any_size_goes_through_each_compression(name: Compression, size: int) -> None:
     value = random.Random(size).randbytes(size)
-    assert decode(encode([None], [value], [0], None, compression=name), 0).values == [value]
+    assert decoded(encode([None], [value], [0], None, compression=name), 0).values == [value]
 
 
 def test_a_batch_of_many_records_goes_through_each_compression() -> None:
     rows: Rows = [(b"%d" % n, b"value" * (n % 9), n, ()) for n in range(50_000)]
-    assert {len(decode(encoded(rows, name, headers=False), 0).keys) for name in CODECS} == {50_000}
+    assert {len(decoded(encoded(rows, name, headers=False), 0).keys) for name in CODECS} == {50_000}
 
 
 def test_snappy_is_read_in_blocks_behind_the_header_of_java() -> None:
@@ -130,36 +111,36 @@ def test_snappy_is_read_in_blocks_behind_the_header_of_java() -> None:
     framed = b"\x82SNAPPY\x00" + bytes([0, 0, 0, 1] * 2)
     framed += b"".join(len(block).to_bytes(4, "big") + block for block in blocks)
     data = batch(0, framed, attributes=2, count=1, last_delta=0)
-    assert decode(data, 0).values == [b"v" * 100]
+    assert decoded(data, 0).values == [b"v" * 100]
 
 
 def test_a_batch_that_is_cut_off_is_left_for_the_next_fetch() -> None:
     first, second = values(0, "a", "b"), values(2, "c")
     for size in range(len(second)):
-        decoded = decode(first + second[:size], 0)
-        assert (texts(decoded), decoded.next_offset) == ("a b", 2)
-    assert decode(first[:-1], 1).next_offset == 1
-    assert decode(b"", 5) == Decoded([], [], [], range(5, 5), None, 5, 0)
+        found = decoded(first + second[:size], 0)
+        assert (texts(found), found.next_offset) == ("a b", 2)
+    assert decoded(first[:-1], 1).next_offset == 1
+    assert decoded(b"", 5) == Listed([], [], [], range(5, 5), None, 5, 0)
 
 
 def test_records_before_the_start_are_left_out() -> None:
     data = values(0, "a", "b") + values(2, "c", "d", "e")
     for start, wanted in enumerate(["a b c d e", "b c d e", "c d e", "d e", "e", ""]):
-        decoded = decode(data, start)
-        assert (texts(decoded), decoded.next_offset) == (wanted, 5)
-        assert decoded.offsets == range(start, 5)
+        found = decoded(data, start)
+        assert (texts(found), found.next_offset) == (wanted, 5)
+        assert found.offsets == range(start, 5)
 
 
 def test_a_limit_ends_anywhere_and_the_next_call_goes_on() -> None:
     data = values(0, "a", "b") + marker(2, 7, COMMIT) + values(3, "c", "d", "e")
     for limit in range(1, 7):
         start, seen = 0, []
-        while (decoded := decode(data, start, max_records=limit)).keys:
-            assert len(decoded.keys) <= limit
-            start = decoded.next_offset
-            seen.append(texts(decoded))
+        while (found := decoded(data, start, max_records=limit)).keys:
+            assert len(found.keys) <= limit
+            start = found.next_offset
+            seen.append(texts(found))
         assert (" ".join(seen), start) == ("a b c d e", 6)
-    assert decode(data, 1, max_records=0).next_offset == 1
+    assert decoded(data, 1, max_records=0).next_offset == 1
 
 
 INTERLEAVED = [
@@ -194,38 +175,56 @@ def test_aborted_transactions_and_markers_are_left_out(line: str) -> None:
     # What began at 2 is aborted at 9 if there is no marker between.
     batches = [it for it in INTERLEAVED if "8@2" not in pairs or it != marker(6, 8, COMMIT)]
     data = b"".join(batches)
-    decoded = decode(data, 0, aborted)
-    assert texts(decoded) == " ".join(wanted)
-    assert decoded.next_offset == 11
+    found = decoded(data, 0, aborted)
+    assert texts(found) == " ".join(wanted)
+    assert found.next_offset == 11
     start, seen = 0, []
-    while start < decoded.next_offset:
-        part = decode(data, start, aborted, max_records=1)
+    while start < found.next_offset:
+        part = decoded(data, start, aborted, max_records=1)
         start = part.next_offset
         seen += [texts(part)] if part.keys else []
     assert seen == wanted
 
 
 def test_next_offset_is_behind_what_has_no_records_to_give() -> None:
-    assert decode(marker(4, 7, COMMIT), 2).next_offset == 5
-    assert decode(transactional(4, 7, "a", "b"), 4, [(7, 4)]).next_offset == 6
-    assert decode(batch(4, [], last_delta=9), 4) == Decoded([], [], [], range(4, 4), None, 14, 0)
+    assert decoded(marker(4, 7, COMMIT), 2).next_offset == 5
+    assert decoded(transactional(4, 7, "a", "b"), 4, [(7, 4)]).next_offset == 6
+    assert decoded(batch(4, [], last_delta=9), 4) == Listed([], [], [], range(4, 4), None, 14, 0)
+
+
+@given(st.lists(st.tuples(rows_of_a_batch, st.sampled_from(CODECS)), max_size=4), st.data())
+def test_batches_of_a_set_may_be_compressed_or_not(
+    batches: list[tuple[Rows, Compression]], more: st.DataObject
+) -> None:
+    ends = [0, *accumulate(len(rows) for rows, _ in batches)]
+    data = b"".join(
+        at_offset(encoded(rows, name), first)
+        for (rows, name), first in zip(batches, ends, strict=False)
+    )
+    start = more.draw(st.integers(0, ends[-1]))
+    found = decoded(data, start)
+    rows = [row for some, _ in batches for row in some][start:]
+    assert list(zip(found.keys, found.values, found.timestamps, strict=True)) == [
+        row[:3] for row in rows
+    ]
+    assert found.offsets == range(start, ends[-1])
+    assert found.size_bytes >= sum(len(row[0] or b"") + len(row[1] or b"") for row in rows)
 
 
 def test_gaps_of_compaction_give_the_offsets_one_by_one() -> None:
     data = batch(10, [Row(1, b"a"), Row(4, b"b")], last_delta=6) + values(20, "c")
     for start, offsets in [(0, [11, 14, 20]), (12, [14, 20]), (15, range(20, 21))]:
-        decoded = decode(data, start)
-        assert (decoded.offsets, decoded.next_offset) == (offsets, 21)
-        assert as_lists(codec.decode_columns(data, start)) == decoded
+        found = decoded(data, start)
+        assert (found.offsets, found.next_offset) == (offsets, 21)
 
 
 def test_times_are_the_brokers_if_the_batch_says_so() -> None:
     rows = [Row(0, time_delta=-5), Row(1, time_delta=7)]
-    assert decode(batch(0, rows, base_ms=100, max_ms=900), 0).timestamps == [95, 107]
+    assert decoded(batch(0, rows, base_ms=100, max_ms=900), 0).timestamps == [95, 107]
     log_append = batch(0, rows, base_ms=100, max_ms=900, attributes=LOG_APPEND_TIME)
-    assert decode(log_append, 0).timestamps == [900, 900]
+    assert decoded(log_append, 0).timestamps == [900, 900]
     horizon = batch(0, rows, base_ms=100, max_ms=900, attributes=DELETE_HORIZON)
-    assert decode(horizon, 0).timestamps == [95, 107]
+    assert decoded(horizon, 0).timestamps == [95, 107]
 
 
 def test_the_head_has_what_the_broker_checks() -> None:
@@ -270,6 +269,16 @@ def test_rows_are_not_cut_more_often_than_needed() -> None:
     assert codec.sized_rows(keys, vals, None, 10) == list(range(1, 101))
 
 
+@given(st.lists(st.tuples(contents, contents), max_size=20), st.integers(-1, 700))
+def test_the_first_row_that_is_too_large_is_found(
+    rows: list[tuple[bytes | None, bytes | None]], limit: int
+) -> None:
+    sizes = [len(key or b"") + len(value or b"") for key, value in rows]
+    wanted = next((at for at, size in enumerate(sizes) if size > limit), None)
+    keys, vals = ([row[i] for row in rows] for i in (0, 1))
+    assert codec.first_larger(keys, vals, limit) == wanted
+
+
 @pytest.mark.parametrize("name", ["murmur2", "crc32"])
 def test_partitions_are_those_of_the_partitioner(name: codec.KeyHash) -> None:
     keys: list[bytes | None] = [random.Random(size).randbytes(size) for size in range(300)]
@@ -304,10 +313,18 @@ def test_what_is_no_column_of_bytes_is_refused() -> None:
         codec.cut(ByteColumn(b"abc", bytes(80), b"\xff", 0, 9))
     with pytest.raises(ValueError, match="outside its data"):
         codec.cut(ByteColumn(b"abc", b"\xff" * 16, None, 0, 1))
+    with pytest.raises(ValueError, match="more rows"):
+        codec.cut(ByteColumn(b"abc", bytes(24), None, 0, 2, step=2))
+    with pytest.raises(ValueError, match="outside its data"):
+        codec.joined([ByteColumn(b"abc", (4).to_bytes(8, sys.byteorder) * 2, None, 0, 1, step=2)])
+    with pytest.raises(ValueError, match="step"):
+        codec.size_bytes(ByteColumn(b"abc", bytes(80), None, 0, 1, step=3))
+    with pytest.raises(TypeError, match="a ByteColumn"):
+        codec.joined([b"abc"])  # type: ignore[list-item] # the mistake
     with pytest.raises(IndexError, match="that row"):
         codec.cut([b""], [1])
 
 
 def test_a_set_is_decoded_in_place_of_a_larger_buffer() -> None:
     data = memoryview(b"before" + values(3, "a") + b"after")
-    assert texts(decode(data[6:-5], 0)) == "a"
+    assert texts(decoded(data[6:-5], 0)) == "a"

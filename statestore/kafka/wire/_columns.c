@@ -34,6 +34,25 @@ PyObject *grown(growing *it)
     return array;
 }
 
+int add_validity(growing *valid, Py_ssize_t row, int is_null)
+{
+    if (valid->array == NULL && !is_null)
+        return 0;
+    Py_ssize_t bytes = (row >> 3) + 1;
+    if (bytes > valid->used) {
+        if (grow(valid, bytes - valid->used, PY_SSIZE_T_MAX) < 0)
+            return -1;
+        /* Of the first null, all rows before it are valid. */
+        memset(valid->begin + valid->used, valid->used ? 0 : 0xff, (size_t)(bytes - valid->used));
+        if (!valid->used)
+            valid->begin[row >> 3] = (uint8_t)((1u << (row & 7)) - 1);
+        valid->used = bytes;
+    }
+    if (!is_null)
+        valid->begin[row >> 3] |= (uint8_t)(1u << (row & 7));
+    return 0;
+}
+
 int take_bytes(PyObject *given, piece *taken)
 {
     if (given == Py_None) {
@@ -59,7 +78,8 @@ int take_from_column(const pieces *it, Py_ssize_t row, piece *taken)
         taken->size = 0;
         return 0;
     }
-    int64_t begin = number_at(it->offsets, row), end = number_at(it->offsets, row + 1);
+    Py_ssize_t at = row * it->step;
+    int64_t begin = number_at(it->offsets, at), end = number_at(it->offsets, at + 1);
     if (begin < 0 || end < begin || end > it->data_bytes) {
         PyErr_SetString(PyExc_ValueError, "an offset of a column is outside its data");
         return -1;
@@ -94,16 +114,22 @@ int open_pieces(PyObject *given, pieces *it)
         PyErr_SetString(PyExc_TypeError, "keys and values are a list or a ByteColumn");
         return -1;
     }
-    if (!PyArg_ParseTuple(given, "OOOnn", &data, &offsets, &valid, &it->first, &it->count))
+    if (!PyArg_ParseTuple(given, "OOOnnn", &data, &offsets, &valid, &it->first, &it->count,
+                          &it->step))
         return -1;
+    if (it->step != 1 && it->step != 2) {
+        PyErr_SetString(PyExc_ValueError, "the step of a column is 1 or 2");
+        return -1;
+    }
     it->data = hold(it, data, &it->data_bytes);
     it->offsets = it->data == NULL ? NULL : hold(it, offsets, &offsets_bytes);
     if (it->offsets == NULL)
         return -1;
     Py_ssize_t offsets_count = offsets_bytes / (Py_ssize_t)sizeof(int64_t);
+    /* With a step of 1, a row ends where the next one begins, and the last one needs an end. */
+    Py_ssize_t rows_most = it->step == 2 ? offsets_count / 2 : offsets_count - 1;
     int fits = it->first >= 0 && it->count >= 0 &&
-               (!it->count || (it->first < offsets_count &&
-                               it->count < offsets_count - it->first));
+               (!it->count || (it->first < rows_most && it->count <= rows_most - it->first));
     if (valid != Py_None) {
         it->valid = hold(it, valid, &valid_bytes);
         if (it->valid == NULL)
@@ -175,4 +201,103 @@ PyObject *records_cut(PyObject *module, PyObject *arguments)
     }
     close_pieces(&it);
     return made;
+}
+
+/* The sizes of all rows together, or -1. */
+static Py_ssize_t bytes_of(const pieces *from)
+{
+    piece it;
+    Py_ssize_t bytes = 0;
+    for (Py_ssize_t row = 0; row < from->count; row++) {
+        if (take_piece(from, row, &it) < 0)
+            return -1;
+        /* Rows of a column may be the same bytes. */
+        if (it.size > PY_SSIZE_T_MAX - bytes) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        bytes += it.size;
+    }
+    return bytes;
+}
+
+/* size_bytes(column) */
+PyObject *records_size_bytes(PyObject *module, PyObject *column)
+{
+    pieces it;
+    (void)module;
+    Py_ssize_t bytes = open_pieces(column, &it) < 0 ? -1 : bytes_of(&it);
+    close_pieces(&it);
+    return bytes < 0 ? NULL : PyLong_FromSsize_t(bytes);
+}
+
+/* A column as Arrow has it, made of others. */
+typedef struct {
+    growing data, offsets, valid;
+    Py_ssize_t rows;
+} joined;
+
+static int join(joined *to, const pieces *from)
+{
+    piece it;
+    Py_ssize_t bytes = bytes_of(from);
+    if (bytes < 0)
+        return -1;
+    if (grow(&to->data, bytes, PY_SSIZE_T_MAX) < 0 ||
+        grow(&to->offsets, from->count * (Py_ssize_t)sizeof(int64_t), PY_SSIZE_T_MAX) < 0)
+        return -1;
+    for (Py_ssize_t row = 0; row < from->count; row++) {
+        /* Bytes that somebody changes meanwhile would be others, so that the room is looked at. */
+        if (take_piece(from, row, &it) < 0)
+            return -1;
+        if (it.size > to->data.room - to->data.used) {
+            PyErr_SetString(PyExc_ValueError, "a column has changed");
+            return -1;
+        }
+        if (it.size)
+            memcpy(to->data.begin + to->data.used, it.data, (size_t)it.size);
+        to->data.used += it.size;
+        add_number(&to->offsets, to->data.used);
+        if (add_validity(&to->valid, to->rows++, it.data == NULL) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* joined(columns) */
+PyObject *records_joined(PyObject *module, PyObject *columns)
+{
+    joined all;
+    (void)module;
+    memset(&all, 0, sizeof all);
+    if (!PyList_Check(columns)) {
+        PyErr_SetString(PyExc_TypeError, "columns are a list");
+        return NULL;
+    }
+    int failed = grow(&all.offsets, (Py_ssize_t)sizeof(int64_t), PY_SSIZE_T_MAX) < 0;
+    if (!failed)
+        add_number(&all.offsets, 0);
+    for (Py_ssize_t i = 0; !failed && i < PyList_Size(columns); i++) {
+        pieces it;
+        PyObject *column = PyList_GetItem(columns, i);
+        failed = open_pieces(column, &it) < 0 || join(&all, &it) < 0;
+        close_pieces(&it);
+    }
+    PyObject *data = failed ? NULL : grown(&all.data);
+    PyObject *offsets = failed ? NULL : grown(&all.offsets);
+    PyObject *valid = Py_None;
+    if (!failed && all.valid.array != NULL)
+        valid = grown(&all.valid);
+    else
+        Py_INCREF(valid);
+    Py_CLEAR(all.data.array);
+    Py_CLEAR(all.offsets.array);
+    Py_CLEAR(all.valid.array);
+    if (data != NULL && offsets != NULL && valid != NULL)
+        return Py_BuildValue("(NNNnnn)", data, offsets, valid, (Py_ssize_t)0, all.rows,
+                             (Py_ssize_t)1);
+    Py_XDECREF(data);
+    Py_XDECREF(offsets);
+    Py_XDECREF(valid);
+    return NULL;
 }

@@ -13,17 +13,17 @@ typedef struct {
 } batch;
 
 typedef struct {
-    PyObject *source;     /* the object whose bytes are decoded */
     PyObject *decompress; /* called with codec, payload and offset */
     PyObject *malformed;  /* the class of errors */
     int64_t start, next_offset, limit;
     int check_crc;
-    const uint8_t *data;
     /* Aborted transactions by first offset, and which producers are in one now. */
     int64_t *aborted, *dead;
     Py_ssize_t aborted_count, aborted_seen, dead_count;
     gathered all;
 } decoding;
+
+static const uint8_t *set_of(const decoding *d) { return d->all.set.buf; }
 
 static int refuse(const decoding *d, int64_t offset, const char *what)
 {
@@ -148,7 +148,8 @@ static int add_records(decoding *d, const batch *b, const uint8_t *data, Py_ssiz
     cursor c = {data, data + size}, rest;
     if (b->count > size / RECORD_BYTES_MIN)
         return refuse(d, b->base_offset, "it has more records than bytes for them");
-    if (gather_room(&d->all, b->count, size) < 0)
+    if (gather_payload(&d->all, b->count, data, size, b->records - set_of(d),
+                       data == b->records) < 0)
         return -1;
     int64_t last = b->base_offset - 1;
     for (int32_t i = 0; i < b->count; i++) {
@@ -211,10 +212,10 @@ static int with_records(decoding *d, const batch *b, reader read)
     if (!codec)
         return read(d, b, b->records, b->end - b->records);
     /* A slice of a memoryview, so that it stays valid even if the function keeps it. */
-    PyObject *whole = PyMemoryView_FromObject(d->source);
+    PyObject *whole = PyMemoryView_FromObject(d->all.source);
     PyObject *payload = whole == NULL ? NULL
-                                      : PySequence_GetSlice(whole, b->records - d->data,
-                                                            b->end - d->data);
+                                      : PySequence_GetSlice(whole, b->records - set_of(d),
+                                                            b->end - set_of(d));
     Py_XDECREF(whole);
     if (payload == NULL)
         return -1;
@@ -291,9 +292,9 @@ static int check(const decoding *d, const uint8_t *p, const batch *b)
     return 0;
 }
 
-static int decode_set(decoding *d, Py_ssize_t size)
+static int decode_set(decoding *d)
 {
-    const uint8_t *p = d->data, *end = p + size;
+    const uint8_t *p = set_of(d), *end = p + d->all.set.len;
     int64_t floor = 0; /* where the batch before ended */
     while (end - p >= AT_LEADER_EPOCH && d->all.count < d->limit) {
         batch b;
@@ -355,28 +356,21 @@ static int take_aborted(decoding *d, PyObject *pairs)
     return 0;
 }
 
-/* decode(data, start, aborted, check_crc, limit, decompress, malformed, as_columns) */
+/* decode(data, start, aborted, check_crc, limit, decompress, malformed) */
 PyObject *records_decode(PyObject *module, PyObject *arguments)
 {
     decoding d = {0};
-    PyObject *pairs, *made = NULL;
-    Py_buffer view;
+    PyObject *source, *pairs, *made = NULL;
     long long start, limit;
-    int as_columns;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "OLO!pLOOp", &d.source, &start, &PyList_Type, &pairs,
-                          &d.check_crc, &limit, &d.decompress, &d.malformed, &as_columns))
+    if (!PyArg_ParseTuple(arguments, "OLO!pLOO", &source, &start, &PyList_Type, &pairs,
+                          &d.check_crc, &limit, &d.decompress, &d.malformed))
         return NULL;
-    if (PyObject_GetBuffer(d.source, &view, PyBUF_SIMPLE) < 0)
-        return NULL;
-    d.data = view.buf;
     d.start = d.next_offset = start;
     d.limit = limit < 0 ? INT64_MAX : limit;
-    if (gather_begin(&d.all, as_columns) == 0 && take_aborted(&d, pairs) == 0 &&
-        decode_set(&d, view.len) == 0)
+    if (gather_begin(&d.all, source) == 0 && take_aborted(&d, pairs) == 0 && decode_set(&d) == 0)
         made = gather_result(&d.all, d.start, d.next_offset);
     gather_end(&d.all);
-    PyBuffer_Release(&view);
     PyMem_Free(d.aborted);
     PyMem_Free(d.dead);
     return made;

@@ -362,6 +362,33 @@ PyObject *records_cuts(PyObject *module, PyObject *arguments)
     return made;
 }
 
+static Py_ssize_t first_larger(const rows *from, Py_ssize_t limit)
+{
+    piece key, value;
+    for (Py_ssize_t row = 0; row < from->keys.count; row++) {
+        if (take_piece(&from->keys, row, &key) < 0 || take_piece(&from->values, row, &value) < 0)
+            return -2;
+        if (key.size > limit || value.size > limit - key.size)
+            return row;
+    }
+    return -1;
+}
+
+/* larger(keys, values, limit) */
+PyObject *records_larger(PyObject *module, PyObject *arguments)
+{
+    PyObject *keys, *values;
+    Py_ssize_t limit, found = -2;
+    rows from;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OOn", &keys, &values, &limit))
+        return NULL;
+    if (open_rows(&from, keys, values, Py_None) == 0)
+        found = first_larger(&from, limit);
+    close_rows(&from);
+    return found < -1 ? NULL : PyLong_FromSsize_t(found);
+}
+
 static uint32_t murmur2(const uint8_t *p, Py_ssize_t size)
 {
     const uint32_t multiplier = 0x5bd1e995u;

@@ -120,7 +120,7 @@ typedef struct {
     Py_buffer views[3];
     int held;
     const uint8_t *data, *offsets, *valid;
-    Py_ssize_t first, count, data_bytes;
+    Py_ssize_t first, count, step, data_bytes;
 } pieces;
 
 int open_pieces(PyObject *given, pieces *it);
@@ -134,7 +134,18 @@ static inline int take_piece(const pieces *it, Py_ssize_t row, piece *taken)
                             : take_from_column(it, row, taken);
 }
 
+/* Note whether a row is null; `valid` stays empty until the first one is. */
+int add_validity(growing *valid, Py_ssize_t row, int is_null);
+
+static inline void add_number(growing *it, int64_t number)
+{
+    memcpy(it->begin + it->used, &number, sizeof number);
+    it->used += (Py_ssize_t)sizeof number;
+}
+
 PyObject *records_cut(PyObject *module, PyObject *arguments);
+PyObject *records_size_bytes(PyObject *module, PyObject *column);
+PyObject *records_joined(PyObject *module, PyObject *columns);
 
 /* _gathered.c */
 
@@ -147,24 +158,31 @@ typedef struct {
     int64_t timestamp, offset;
 } record;
 
+/* Where each key or value begins and ends in the data that all columns of a set share. */
 typedef struct {
-    growing data, offsets, valid; /* valid is empty until the first null */
-} column;
+    growing ends, valid;
+} spans;
 
-/* The records of a set so far, as lists or as columns. */
+/* The records of a set so far. Their data is the set itself, until the first compressed batch. */
 typedef struct {
-    int as_columns;
-    PyObject *key_list, *value_list, *time_list, *headers; /* headers: NULL until the first one */
-    column keys, values;
+    PyObject *source; /* borrowed */
+    Py_buffer set;    /* its bytes */
+    growing copied;   /* the payloads so far, from that batch on */
+    const uint8_t *payload;
+    int64_t shift; /* where the payload of the present batch begins in the data */
+    PyObject *headers; /* NULL until the first record that has any */
+    spans keys, values;
     growing times, offsets;
     Py_ssize_t count;
     int64_t bytes;
 } gathered;
 
-int gather_begin(gathered *all, int as_columns);
+int gather_begin(gathered *all, PyObject *source);
 void gather_end(gathered *all);
-/* Make room for so many records, whose keys and values have together at most so many bytes. */
-int gather_room(gathered *all, Py_ssize_t records, Py_ssize_t bytes);
+/* Make room for so many records of the batch whose records `payload` has, decompressed. In the set
+   they begin at the byte `at`; `is_there`: the payload itself. */
+int gather_payload(gathered *all, Py_ssize_t records, const uint8_t *payload, Py_ssize_t size,
+                   Py_ssize_t at, int is_there);
 /* Add a record; `headers` is taken over, and NULL if it has none. */
 int gather_add(gathered *all, const record *r, PyObject *headers);
 PyObject *gather_result(gathered *all, int64_t start, int64_t next_offset);
@@ -174,6 +192,7 @@ PyObject *records_decode(PyObject *module, PyObject *arguments);
 
 /* _encode.c */
 PyObject *records_encode(PyObject *module, PyObject *arguments);
+PyObject *records_larger(PyObject *module, PyObject *arguments);
 PyObject *records_cuts(PyObject *module, PyObject *arguments);
 PyObject *records_partitions(PyObject *module, PyObject *arguments);
 

@@ -257,18 +257,17 @@ class Appends:
 
     def _check_sizes(self, records: Records) -> None:
         limit = self._options.record_bytes - _OVERHEAD_BYTES
-        columns = records.keys, records.values
-        if sum(max(map(len, filter(None, one)), default=0) for one in columns) <= limit:
+        keys, values = list(records.keys), list(records.values)
+        at = codec.first_larger(keys, values, limit)
+        if at is None:
             return
-        for at, (key, value) in enumerate(zip(records.keys, records.values, strict=True)):
-            if len(key or b"") + len(value or b"") > limit:
-                refused = RecordFailed(
-                    f"a record for {records.topic}, key {(key or b'')[:40]!r}, has "
-                    f"{len(value or b'')} bytes, more than producer.message.max.bytes (1 000 000 "
-                    "unless set): raise it and the topic's max.message.bytes, then start again"
-                )
-                refused.at = at
-                raise refused
+        refused = RecordFailed(
+            f"a record for {records.topic}, key {(keys[at] or b'')[:40]!r}, has "
+            f"{len(values[at] or b'')} bytes, more than producer.message.max.bytes (1 000 000 "
+            "unless set): raise it and the topic's max.message.bytes, then start again"
+        )
+        refused.at = at
+        raise refused
 
     def _by_partition(self, records: Records) -> Iterable[tuple[int, tuple[Any, ...]]]:
         """Return the rows of each partition, in order."""

@@ -1,4 +1,4 @@
-"""Record batches (magic 2, KIP-98) to lists or columns and back; no I/O and no threads.
+"""Record batches (magic 2, KIP-98) to columns, lists or columns to them; no I/O and no threads.
 
 The work is done by `_records`, an extension in C that is built where there is a compiler
 (docs/adr/0047). Where it is missing, `available()` is False, `unavailable_reason()` says why, and
@@ -8,7 +8,7 @@ nothing else of this module may be called; librdkafka has a codec of its own.
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from typing_extensions import Buffer
 
@@ -37,23 +37,11 @@ _TRANSACTIONAL = 0x10
 class Decoded(NamedTuple):
     """The records of one partition from one record set, in order.
 
-    `offsets` is a range if none is missing. `headers` is None if no record has any. `next_offset`
-    is where the next fetch begins: behind the last whole batch, also if that had no records to
-    give; the `start` that was asked for if the set has no whole batch from there on. `size_bytes`
-    is the size of keys, values and headers.
+    Times and offsets are numbers of 64 bits; `offsets` is a range if none is missing. `headers` is
+    None if no record has any. `next_offset` is where the next fetch begins: behind the last whole
+    batch, also if that had no records to give; the `start` that was asked for if the set has no
+    whole batch from there on. `size_bytes` is the size of keys, values and headers.
     """
-
-    keys: list[bytes | None]
-    values: list[bytes | None]
-    timestamps: list[int]
-    offsets: range | list[int]
-    headers: list[tuple[Header, ...]] | None
-    next_offset: int
-    size_bytes: int
-
-
-class DecodedColumns(NamedTuple):
-    """The same as `Decoded`, in columns; times and offsets are numbers of 64 bits."""
 
     keys: ByteColumn
     values: ByteColumn
@@ -89,25 +77,18 @@ def decode(
     left for the next fetch. With `max_records`, at most so many are returned, and `next_offset` is
     behind the last of them: decode the same set again from there.
 
+    Keys and values stand in the set itself if none of its batches is compressed: it is kept as long
+    as they are, and nobody may change it.
+
     MalformedRecords if the set is damaged or of a format that is not known; nothing of it is
     returned then.
     """
-    return Decoded._make(_decoded(data, start, aborted, check_crc, max_records, as_columns=False))
-
-
-def decode_columns(
-    data: bytes | memoryview,
-    start: int,
-    aborted: Sequence[tuple[int, int]] = (),
-    *,
-    check_crc: bool = True,
-    max_records: int | None = None,
-) -> DecodedColumns:
-    """Do the same as `decode`, without an object for each key and value."""
-    keys, values, times, offsets, headers, next_offset, size_bytes = _decoded(
-        data, start, aborted, check_crc, max_records, as_columns=True
+    limit = -1 if max_records is None else max(max_records, 0)
+    pairs = sorted(aborted, key=itemgetter(1))
+    keys, values, times, offsets, headers, next_offset, size_bytes = _records.decode(
+        data, start, pairs, check_crc, limit, _decompress, MalformedRecords
     )
-    return DecodedColumns(
+    return Decoded(
         ByteColumn._make(keys),
         ByteColumn._make(values),
         memoryview(times).cast("q"),
@@ -121,6 +102,16 @@ def decode_columns(
 def cut(rows: Rows, at: list[int] | None = None) -> list[bytes | None]:
     """Return the rows as objects: all of them, or those at these places in their order."""
     return _records.cut(rows, at)
+
+
+def size_bytes(column: ByteColumn) -> int:
+    """Return the sum of the sizes of the rows."""
+    return _records.size_bytes(column)
+
+
+def joined(columns: Sequence[ByteColumn]) -> ByteColumn:
+    """Return the rows of all columns as one in the layout of Arrow."""
+    return ByteColumn._make(_records.joined(list(columns)))
 
 
 def encode(
@@ -169,27 +160,18 @@ def sized_rows(
     return _records.cuts(keys, values, headers, max_bytes)
 
 
+def first_larger(keys: Rows, values: Rows, limit_bytes: int) -> int | None:
+    """Return the first row whose key and value have more bytes than that; None if none has."""
+    found = _records.larger(keys, values, limit_bytes)
+    return None if found < 0 else found
+
+
 def partitions_of(keys: Rows, count: int, hash: KeyHash) -> list[int]:  # noqa: A002 - Kafka's word
     """Return the partition of each key among `count`, -1 for null keys, which may go anywhere.
 
     The partitions are those of `statestore.kafka.partitioner`.
     """
     return _records.partitions(keys, count, hash == "murmur2")
-
-
-def _decoded(
-    data: bytes | memoryview,
-    start: int,
-    aborted: Sequence[tuple[int, int]],
-    check_crc: bool,  # noqa: FBT001 - handed on
-    max_records: int | None,
-    *,
-    as_columns: bool,
-) -> Any:
-    limit = -1 if max_records is None else max(max_records, 0)
-    pairs = sorted(aborted, key=itemgetter(1))
-    given = (data, start, pairs, check_crc, limit, _decompress, MalformedRecords, as_columns)
-    return _records.decode(*given)
 
 
 def _compressor(compression: Compression) -> Callable[[memoryview], Buffer]:

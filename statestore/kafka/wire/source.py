@@ -194,7 +194,7 @@ class WireSource:
             taken = log.take(room, bytes_left)
             if taken is not None and taken.stop > taken.start:
                 if log.tp not in rows:
-                    rows[log.tp] = FetchedRows()
+                    rows[log.tp] = log.fetched.rows()
                 rows[log.tp].add(taken)
                 room -= taken.stop - taken.start
                 bytes_left -= taken.size_bytes

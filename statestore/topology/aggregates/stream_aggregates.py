@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from statestore import serdes
 from statestore.model.batch import Batch, Column, any_none
+from statestore.model.byte_columns import MaybePacked, PackedRows, unpacked
 from statestore.model.records import Serde
 from statestore.stores.specs import KeyValueSpec
 from statestore.stores.staged_table import StagedTable
@@ -39,7 +40,7 @@ class Placed(NamedTuple):
     None: each record has one entry, in its place.
     """
 
-    rows: list[bytes | None]
+    rows: MaybePacked
     places: list[int] | None = None
 
     def over(self, batch: Batch) -> Batch:
@@ -83,7 +84,8 @@ def by_key(how: Aggregation[KeyValueSpec[Any, Any]]) -> Build:
     serde = how.spec.key_serde
 
     def place(batch: Batch) -> Placed:
-        return Placed(encoded(how.node, batch, "key", serde))
+        packed = batch.keys.packed(serde)
+        return Placed(encoded(how.node, batch, "key", serde) if packed is None else packed)
 
     keying = Keying(place, serde, prefix=0, drops_nulls=True)
     return lambda context, forward: by_rows(how, keying, context, how.telling(forward))
@@ -106,7 +108,7 @@ def _counting(how: Aggregation[Any], keying: Keying, context: NodeContext, tell:
         if valueless:
             dropped = [i for i in valueless if rows[i] is not None]
             _drop(context, node, batch, dropped, "null_value")
-            rows = rows.copy()
+            rows = unpacked(rows).copy()
             for i in valueless:
                 rows[i] = None
         found = _distinct(rows, batch.timestamps)
@@ -153,13 +155,12 @@ class _Distinct(NamedTuple):
     none: int
 
 
-def _distinct(rows: list[bytes | None], times: list[int]) -> _Distinct:
+def _distinct(rows: MaybePacked, times: list[int]) -> _Distinct:
     """Return the distinct rows, in byte order so that neither look-up nor commit has to sort."""
     from statestore.topology.aggregates.row_numbers import NumberedRows
 
     places = np.arange(len(rows))
-    # all() takes empty rows for none; those are rare, and the comprehension keeps them.
-    known = cast("list[bytes]", rows) if all(rows) else [row for row in rows if row is not None]
+    known = _known(rows)
     if len(known) < len(rows):
         places = np.array([i for i, row in enumerate(rows) if row is not None], np.int64)
     numbered = NumberedRows.of(known)
@@ -169,7 +170,6 @@ def _distinct(rows: list[bytes | None], times: list[int]) -> _Distinct:
     order = numbered.order()
     last = last[order]
     counts = np.bincount(indices, minlength=size)[order]
-    none = len(rows) - len(known)
     at = places[last]
     if in_order(times):
         latest = list(map(times.__getitem__, at.tolist()))
@@ -177,7 +177,19 @@ def _distinct(rows: list[bytes | None], times: list[int]) -> _Distinct:
         largest = np.full(size, np.iinfo(np.int64).min)
         np.maximum.at(largest, indices, np.array(times, np.int64)[places])
         latest = largest[order].tolist()
-    return _Distinct(list(map(known.__getitem__, last.tolist())), counts, at, latest, none)
+    if isinstance(known, PackedRows):
+        found = known.cut(numbered.taken(order))
+    else:
+        found = list(map(known.__getitem__, last.tolist()))
+    return _Distinct(cast("list[bytes]", found), counts, at, latest, len(rows) - len(known))
+
+
+def _known(rows: MaybePacked) -> PackedRows | list[bytes]:
+    if isinstance(rows, PackedRows) and not rows.may_have_nulls:
+        return rows
+    # all() takes empty rows for none; those are rare, and the comprehension keeps them.
+    found = unpacked(rows)
+    return cast("list[bytes]", found) if all(found) else [row for row in found if row is not None]
 
 
 class _Stamps:
@@ -241,7 +253,7 @@ def _last_of(
 
 
 def _run(
-    rows: list[bytes | None],
+    rows: MaybePacked,
     times: list[int],
     running: dict[bytes, int],
     old: dict[bytes, bytes | None],
@@ -266,7 +278,7 @@ def _folding(how: Aggregation[Any], keying: Keying, context: NodeContext, tell: 
         placed = keying.place(batch)
         decoded(how.node, batch, "value")  # Each value once, however many rows it counts in.
         batch = placed.over(batch)
-        found = _with_values(context, how.node, batch, keying, placed.rows)
+        found = _with_values(context, how.node, batch, keying, unpacked(placed.rows))
         with processing(how.node, batch):
             after, times, updates = fold.run(table, batch, found)
         if after:

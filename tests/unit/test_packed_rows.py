@@ -1,0 +1,218 @@
+"""Rows in columns are the rows they would be as objects, in whatever order somebody asks."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statestore import serdes
+from statestore.kafka.wire import codec
+from statestore.kafka.wire.fetched import Fetched, extent
+from statestore.model.batch import Batch, Column
+from statestore.model.byte_columns import ByteColumn, PackedRows
+from statestore.model.ids import TopicPartition
+from statestore.tasks.memory_share import MemoryLimits, Usage, plan_step
+from statestore.testing.packed import InPython, packed
+from statestore.topology.aggregates.row_numbers import NumberedRows
+from tests.builders import DEADLINE_S
+
+Rows = list[bytes | None]
+some_rows = st.lists(st.none() | st.binary(max_size=3), max_size=40)
+needs_codec = pytest.mark.skipif(not codec.available(), reason="the extension is not built here")
+
+
+def fetched(rows: Rows, piece: int) -> PackedRows:
+    """The rows as values of batches of so many records, as the client of our own gives them."""
+    log, tp = Fetched(check_crc=True), TopicPartition("in", 0)
+    found = log.rows()
+    for start in range(0, len(rows), piece):
+        part = rows[start : start + piece]
+        data = codec.encode(part, part, [0] * len(part), None)
+        end = extent(data)
+        assert end is not None
+        log.add(data, end, ())
+        found.add(log.take(0, len(part), 1 << 30))
+    made = found.batch(tp).values.packed(serdes.BYTES)
+    assert made is not None
+    return made
+
+
+def in_pieces(rows: Rows, piece: int) -> PackedRows:
+    """The same without the extension."""
+    parts = [packed(rows[start : start + piece]) for start in range(0, len(rows), piece)]
+    return PackedRows([one for part in parts for one in part.columns], InPython())
+
+
+MADE = [pytest.param(fetched, marks=needs_codec), in_pieces]
+
+
+@pytest.mark.parametrize("made", MADE)
+@given(rows=some_rows, piece=st.integers(1, 15), more=st.data())
+def test_rows_in_columns_are_the_rows(
+    made: Callable[[Rows, int], PackedRows], rows: Rows, piece: int, more: st.DataObject
+) -> None:
+    columns = made(rows, piece)
+    assert len(columns) == len(rows)
+    assert columns.size_bytes == sum(len(row or b"") for row in rows)
+    assert columns.may_have_nulls or None not in rows
+    ends = st.none() | st.integers(-len(rows) - 1, len(rows) + 1)
+    asked = slice(more.draw(ends), more.draw(ends), more.draw(st.sampled_from([None, 1, 2, -1])))
+    part, wanted = columns[asked], rows[asked]
+    assert list(part) == wanted
+    assert list(part[1:-1]) == wanted[1:-1]
+    if isinstance(part, PackedRows):
+        assert part.size_bytes == sum(len(row or b"") for row in wanted)
+    assert columns.all() == rows
+    assert [columns[i] for i in range(-len(rows), len(rows))] == rows + rows
+    assert list(columns[asked]) == wanted
+    assert columns.all() is columns.all()
+
+
+@given(rows=some_rows, piece=st.integers(1, 15), more=st.data())
+def test_a_column_of_them_does_what_one_of_objects_does(
+    rows: Rows, piece: int, more: st.DataObject
+) -> None:
+    places = more.draw(
+        st.lists(st.integers(0, max(len(rows) - 1, 0)), max_size=0 if not rows else 9)
+    )
+    start, stop = sorted(more.draw(st.tuples(*[st.integers(0, len(rows))] * 2)))
+
+    def looked_at(raw: "Rows | PackedRows") -> list[Sequence[object]]:
+        batch = Batch(keys=Column(raw=raw), values=Column(raw=raw), timestamps=[0] * len(rows))
+        cut, taken = batch.slice(start, stop), batch.take(places)
+        return [
+            batch.keys.nulls(),
+            cut.keys.nulls(),
+            cut.values.encoded(serdes.BYTES),
+            taken.values.objects,
+            taken.keys.nulls(),
+            cut.take(range(len(cut))).keys.objects,
+            batch.values.with_serde(serdes.BYTES).objects,
+            [record.value for record in batch.records()],
+        ]
+
+    assert looked_at(in_pieces(rows, piece)) == looked_at(rows)
+
+
+def test_only_the_bytes_of_the_same_serde_are_there_in_columns() -> None:
+    rows = packed([b"a", b"b"])
+    assert Column(raw=rows).packed(serdes.STRING) is rows
+    assert Column(raw=rows, serde=serdes.STRING).packed(serdes.STRING) is rows
+    assert Column(raw=rows, serde=serdes.STRING).packed(serdes.BYTES) is None
+    assert Column(raw=[b"a"]).packed(serdes.BYTES) is None
+    assert Column(objects=["a"]).packed(serdes.STRING) is None
+
+
+class Uncut(InPython):
+    """Makes no objects."""
+
+    def cut(self, column: ByteColumn) -> Rows:
+        raise AssertionError(f"{column} was cut")
+
+
+def test_slices_cut_nothing() -> None:
+    rows = PackedRows(packed([b"a", b"bc", b""]).columns, Uncut())
+    assert not rows[1:].may_have_nulls
+    assert Column(raw=rows).nulls() == []
+    assert len(rows[1:3][1:]) == 1
+    with pytest.raises(AssertionError, match="was cut"):
+        rows[0]
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+def test_columns_are_numbered_as_objects_are(
+    made: Callable[[Rows, int], PackedRows], piece: int
+) -> None:
+    seed = 5
+    chance = random.Random(seed)
+    keys = [chance.randbytes(chance.randrange(3)) for _ in range(500)]
+    columns = made([*keys], piece)[100:]
+    of_objects, of_columns = NumberedRows.of(keys[100:]), NumberedRows.of(columns)
+    assert of_columns.indices.tolist() == of_objects.indices.tolist()
+    assert of_columns.rows() == of_objects.rows()
+    order = of_columns.order()
+    assert columns.cut(of_columns.taken(order)) == sorted(set(keys[100:])), f"seed {seed}"
+
+
+@pytest.mark.parametrize("limit", [1, 100, 2_000, 50_000])
+@pytest.mark.parametrize("done", [0, 3, 99])
+def test_a_step_weighs_columns_as_it_weighs_objects(limit: int, done: int) -> None:
+    values: Rows = [None if i % 7 == 0 else b"v" * (i % 50) for i in range(100)]
+    limits = MemoryLimits(limit, -1)
+    steps = [
+        plan_step(Usage(0, 0), None, rows, limits, done=done) for rows in (values, packed(values))
+    ]
+    assert steps[0] == steps[1]
+
+
+def test_grouping_does_not_wait_for_pandas() -> None:
+    """Arrow imports it, where it is installed, to convert what is a column already."""
+    code = """
+import sys
+from statestore.testing.packed import packed
+from statestore.topology.aggregates.row_numbers import NumberedRows
+from tests.builders import DEADLINE_S
+rows = packed([b"b", b"a", b"b"])
+numbered = NumberedRows.of(rows)
+assert rows.cut(numbered.taken(numbered.order())) == [b"a", b"b"]
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)
+
+
+@needs_codec
+def test_what_was_asked_for_once_is_made_at_once_from_then_on() -> None:
+    log, tp = Fetched(check_crc=True), TopicPartition("in", 0)
+
+    def polled(*rows: bytes | None) -> Batch:
+        for row in rows:
+            data = codec.encode([b"key"], [row], [0], None)
+            end = extent(data)
+            assert end is not None
+            log.add(data, end, ())
+        found = log.rows()
+        for _ in rows:
+            found.add(log.take(0, 1, 1 << 30))
+        return found.batch(tp)
+
+    first = polled(b"z")
+    assert first.slice(0, 1).values.packed(serdes.BYTES) is not None
+    before = polled(b"a", b"b")
+    assert before.values.packed(serdes.BYTES) is not None
+    assert before.slice(1, 2).values.objects == [b"b"]
+    after = polled(b"c", None)
+    assert after.values.packed(serdes.BYTES) is None
+    assert after.values.objects == [b"c", None]
+    keys = after.keys.packed(serdes.BYTES)
+    assert keys is not None
+    assert keys.all() == [b"key", b"key"]
+    assert polled(b"d").keys.packed(serdes.BYTES) is None
+
+
+@needs_codec
+@pytest.mark.parametrize("look", [True, False])
+def test_the_first_rows_are_there_as_objects_and_in_columns(*, look: bool) -> None:
+    log, tp = Fetched(check_crc=True), TopicPartition("in", 0)
+    for time_ms in range(2):
+        data = codec.encode([b"key"] * 3, [b"a", b"", None], [time_ms] * 3, None)
+        end = extent(data)
+        assert end is not None
+        log.add(data, end, ())
+        found = log.rows()
+        found.add(log.take(0, 3, 1 << 30))
+        batch = found.batch(tp).slice(1, 3)
+        packed_values = batch.values.packed(serdes.BYTES)
+        if time_ms and look:
+            assert packed_values is None
+        else:
+            assert packed_values is not None
+            assert packed_values.size_bytes == 0
+            assert codec.cut(packed_values.joined()) == [b"", None]
+        if look or time_ms:
+            assert batch.values.objects == [b"", None]
+            assert batch.take([1, 0]).values.objects == [None, b""]
