@@ -41,7 +41,7 @@ class ColumnCodec(Protocol):
         """Return the rows of all columns in the layout of Arrow."""
 
 
-class Asked:
+class Demand:
     """What was asked for of a kind of rows: whoever makes more of them may see it.
 
     `objects`: whether somebody wanted an object for each; None: nobody has had any rows yet.
@@ -66,7 +66,7 @@ class PackedRows(Sequence[bytes | None]):
         self,
         columns: Sequence[ByteColumn],
         codec: ColumnCodec,
-        asked: Asked | None = None,
+        asked: Demand | None = None,
         rows: list[bytes | None] | None = None,
     ) -> None:
         """`asked` is told once somebody wants these rows, or some of them, as objects.

@@ -16,7 +16,7 @@ from statestore.errors import MalformedRecords
 from statestore.kafka.wire import codec
 from statestore.kafka.wire.codec import Decoded
 from statestore.model.batch import Batch, Column
-from statestore.model.byte_columns import Asked, ByteColumn, MaybePacked, PackedRows
+from statestore.model.byte_columns import ByteColumn, Demand, MaybePacked, PackedRows
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Header
 
@@ -94,7 +94,7 @@ class Fetched:
         self._sets: deque[_RecordSet] = deque()
         self._left: Decoded | None = None
         self._place = 0
-        self._asked = Asked(), Asked()
+        self._asked = Demand(), Demand()
         self.size_bytes = 0
         """How many bytes of sets are waiting, as they were fetched."""
 
@@ -155,7 +155,7 @@ class FetchedRows:
 
     __slots__ = ("_headers", "_keys", "_offsets", "_times", "_values")
 
-    def __init__(self, asked_keys: Asked, asked_values: Asked) -> None:
+    def __init__(self, asked_keys: Demand, asked_values: Demand) -> None:
         """What was asked for of earlier columns of the partition."""
         self._keys = _Rows(asked_keys)
         self._values = _Rows(asked_values)
@@ -213,7 +213,7 @@ class _Rows:
 
     __slots__ = ("_asked", "_columns", "_objects", "_wanted")
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Demand) -> None:
         self._asked = asked
         self._wanted = asked.objects
         self._columns: list[ByteColumn] = []
