@@ -1,6 +1,7 @@
 """Keys or values as places in a run of bytes, instead of an object for each."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from typing_extensions import Buffer
@@ -107,11 +108,7 @@ class PackedRows(Sequence[bytes | None]):
         if self._asked is not None:
             self._asked.objects = True
         if self._rows is None:
-            found: list[bytes | None] = []
-            cut = self._codec.cut
-            for column in self._columns:
-                found = found + cut(column) if found else cut(column)
-            self._rows = found
+            self._rows = list(chain.from_iterable(map(self._codec.cut, self._columns)))
         return self._rows
 
     def __getitem__(self, index: Any) -> Any:

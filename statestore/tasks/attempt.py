@@ -283,8 +283,7 @@ class Attempt:
             return 0
         batch = intake.front(batch, portion.take)
         column, done = batch.records.values, 0
-        packed = column.packed(serdes.BYTES)
-        values = column.encoded(serdes.BYTES) if packed is None else packed
+        values = column.packed(serdes.BYTES) or column.encoded(serdes.BYTES)
         while done < len(batch):
             step = memory.plan_step(values, done)
             if step.commit_first and done:

@@ -254,9 +254,7 @@ static int join(joined *to, const pieces *from)
             PyErr_SetString(PyExc_ValueError, "a column has changed");
             return -1;
         }
-        if (it.size)
-            memcpy(to->data.begin + to->data.used, it.data, (size_t)it.size);
-        to->data.used += it.size;
+        add_bytes(&to->data, it.data, it.size);
         add_number(&to->offsets, to->data.used);
         if (add_validity(&to->valid, to->rows++, it.data == NULL) < 0)
             return -1;

@@ -33,13 +33,6 @@ void gather_end(gathered *all)
         PyBuffer_Release(&all->set);
 }
 
-static void copy(growing *to, const uint8_t *from, Py_ssize_t size)
-{
-    if (size)
-        memcpy(to->begin + to->used, from, (size_t)size);
-    to->used += size;
-}
-
 int gather_payload(gathered *all, Py_ssize_t records, const uint8_t *payload, Py_ssize_t size,
                    Py_ssize_t at, int is_there)
 {
@@ -52,9 +45,9 @@ int gather_payload(gathered *all, Py_ssize_t records, const uint8_t *payload, Py
         Py_ssize_t kept = !is_copied && all->count ? at : 0;
         if (grow(&all->copied, kept + size, PY_SSIZE_T_MAX) < 0)
             return -1;
-        copy(&all->copied, all->set.buf, kept);
+        add_bytes(&all->copied, all->set.buf, kept);
         all->shift = all->copied.used;
-        copy(&all->copied, payload, size);
+        add_bytes(&all->copied, payload, size);
     }
     /* There are fewer records than bytes, so the products do not overflow. */
     if (grow(&all->offsets, records * NUMBER, PY_SSIZE_T_MAX) < 0 ||

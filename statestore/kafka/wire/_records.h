@@ -143,6 +143,13 @@ static inline void add_number(growing *it, int64_t number)
     it->used += (Py_ssize_t)sizeof number;
 }
 
+static inline void add_bytes(growing *it, const uint8_t *from, Py_ssize_t size)
+{
+    if (size)
+        memcpy(it->begin + it->used, from, (size_t)size);
+    it->used += size;
+}
+
 PyObject *records_cut(PyObject *module, PyObject *arguments);
 PyObject *records_size_bytes(PyObject *module, PyObject *column);
 PyObject *records_joined(PyObject *module, PyObject *columns);

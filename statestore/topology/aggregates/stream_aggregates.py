@@ -84,8 +84,7 @@ def by_key(how: Aggregation[KeyValueSpec[Any, Any]]) -> Build:
     serde = how.spec.key_serde
 
     def place(batch: Batch) -> Placed:
-        packed = batch.keys.packed(serde)
-        return Placed(encoded(how.node, batch, "key", serde) if packed is None else packed)
+        return Placed(batch.keys.packed(serde) or encoded(how.node, batch, "key", serde))
 
     keying = Keying(place, serde, prefix=0, drops_nulls=True)
     return lambda context, forward: by_rows(how, keying, context, how.telling(forward))
