@@ -174,7 +174,12 @@ class Follower:
         if opening is None or not opening.done():
             return
         if opening.exception() is None and not self._is_known(opening.result().deployed):
-            return  # with other partitions, rows would seem not to exist
+            # With other partitions, rows would seem not to exist.
+            if opening.result().deployed != deployed_identity(self._environment.layout):
+                # Another one was deployed since: nobody will ever know this one.
+                self._opening = None
+                _discard(opening)
+            return
         self._opening = None
         try:
             made = opening.result()

@@ -1,6 +1,7 @@
 """State is served while its stores are moved to other stream tasks: right, or not at all."""
 
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,16 @@ from statestore.layout.folders import StateLayout
 from statestore.layout.owners import Owner
 from statestore.model.ids import Position, TaskId, TopicPartition
 from statestore.model.modes import ProcessingGuarantee
-from statestore.operations.deployed import describe_deployment, publish_deployed
+from statestore.operations.deployed import (
+    deployed_identity,
+    describe_deployment,
+    publish_deployed,
+)
 from statestore.operations.relocation.apply import relocate
 from statestore.operations.relocation.relocation_plan import Choices
 from statestore.reading.questions import Range
 from statestore.runtime import Runtime
+from statestore.serving.followers import Follower, _Openers
 from statestore.serving.service import StateService
 from tests.builders import ManualClock, eventually
 from tests.contract.task_rig import TaskRig
@@ -170,6 +176,32 @@ def test_a_relocation_that_died_is_served_as_far_as_it_came_and_then_as_finished
             assert found == b"old"
     shop.move(PLACES[1])
     eventually(lambda: is_served_from(service, PLACES[1]), "moved")
+
+
+def test_a_copy_that_was_made_before_another_topology_was_deployed_is_made_again(
+    shop: Shop,
+) -> None:
+    openers = _Openers()
+    follower = Follower(
+        TaskId(0, 0), shop.runtime, openers, lambda seen: seen == deployed_identity(shop.layout)
+    )
+    follower.step(0.0)
+    opening = follower._opening
+    assert opening is not None
+    eventually(opening.done, "a copy by the topology of before")
+    shop.publish(PLACES[0])
+
+    def has_copy() -> bool:
+        follower.step(time.monotonic())
+        return follower.state().replica is not None
+
+    try:
+        eventually(has_copy, "a copy by the topology of now")
+        assert opening.result().replica is not follower.state().replica
+        assert not opening.result().replica.borrow(), "the one of before was let go"
+    finally:
+        follower.close()
+        openers.close()
 
 
 def test_a_copy_of_the_place_before_gives_way_to_the_one_of_the_new_place(
