@@ -94,6 +94,27 @@ def test_a_reduction_does_not_depend_on_batches(
         assert played(build, serde, rows, lot) == alone, f"seed {seed}, batches of {lot}"
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("caching", [True, False])
+def test_counts_of_many_keys_do_not_depend_on_batches(*, caching: bool, in_order: bool) -> None:
+    seed = 23
+    chance = random.Random(seed)
+    times = [chance.randrange(1000) for _ in range(300)]
+    if in_order:
+        times.sort()
+    keys = [f"{chance.randrange(40):x}" for _ in times]
+    rows = [(key, "v", time) for key, time in zip(keys, times, strict=True)]
+
+    def build(stream: KStream[Any, Any]) -> None:
+        kept = ss.Materialized("s", caching=caching)
+        stream.group_by_key().count(kept).to_stream().to("out")
+
+    alone = played(build, serdes.STRING, rows, 1)
+    assert alone[0] == sorted(repr((key, keys.count(key))) for key in set(keys))
+    for lot in (7, 300):
+        assert played(build, serdes.STRING, rows, lot) == alone, f"seed {seed}, batches of {lot}"
+
+
 def test_a_reducer_may_change_its_first_argument() -> None:
     def build(stream: KStream[Any, Any]) -> None:
         stream.group_by_key().reduce(added_in_place, "s").to_stream().to("out")

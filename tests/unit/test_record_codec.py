@@ -269,14 +269,15 @@ def test_rows_are_not_cut_more_often_than_needed() -> None:
     assert codec.sized_rows(keys, vals, None, 10) == list(range(1, 101))
 
 
-@given(st.lists(st.tuples(contents, contents), max_size=20), st.integers(-1, 700))
+@given(st.lists(st.tuples(contents, contents), max_size=20))
 def test_the_first_row_that_is_too_large_is_found(
-    rows: list[tuple[bytes | None, bytes | None]], limit: int
+    rows: list[tuple[bytes | None, bytes | None]],
 ) -> None:
     sizes = [len(key or b"") + len(value or b"") for key, value in rows]
-    wanted = next((at for at, size in enumerate(sizes) if size > limit), None)
     keys, vals = ([row[i] for row in rows] for i in (0, 1))
-    assert codec.first_larger(keys, vals, limit) == wanted
+    for limit in {-1, 0, *sizes, *(size - 1 for size in sizes)}:
+        wanted = next((at for at, size in enumerate(sizes) if size > limit), None)
+        assert codec.first_larger(keys, vals, limit) == wanted
 
 
 @pytest.mark.parametrize("name", ["murmur2", "crc32"])
