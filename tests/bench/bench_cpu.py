@@ -41,6 +41,9 @@ class Job(NamedTuple):
 
 JOBS: Final = {
     "counting": Job(pipelines.counting),
+    "counting_anew": Job(pipelines.counting_anew),
+    "windows": Job(pipelines.windows),
+    "hops": Job(pipelines.hops),
     "enriching": Job(pipelines.enriching, OBJECTS, OBJECT_ROWS),
     "expressing": Job(pipelines_in_columns.expressing, OBJECTS),
     "in_functions": Job(pipelines_in_columns.in_functions, OBJECTS),

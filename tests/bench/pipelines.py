@@ -30,6 +30,19 @@ def counting() -> ss.Topology:
     return builder.build()
 
 
+def counting_anew() -> ss.Topology:
+    """Count by a key of the pipeline's own, behind a repartition topic."""
+    builder = ss.StreamsBuilder()
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], name="records")
+        .group_by(lambda key, _value: key[::-1], name="by-other-key")
+        .count(ss.Materialized(COUNTS), name="count")
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="counts-out")
+    )
+    return builder.build()
+
+
 class Total:
     """One get, one put, one forward for each record."""
 
