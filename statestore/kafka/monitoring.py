@@ -14,8 +14,9 @@ from statestore.kafka.groups import read_group
 from statestore.kafka.source import KafkaSource
 from statestore.model import time_marks
 from statestore.model.batch import Batch
+from statestore.model.byte_columns import without
 from statestore.model.ids import TopicPartition
-from statestore.model.records import BYTES, Record
+from statestore.model.records import Record
 from statestore.ports import Bounds, FoundRecords, InputFacts
 from statestore.settings import Settings
 
@@ -139,9 +140,7 @@ _Pick = Callable[[int | None, Sequence[int]], int]
 
 def _times_of(batch: Batch) -> list[int]:
     """Return the times of records, without those of time marks."""
-    keys, values = batch.keys.encoded(BYTES), batch.values.encoded(BYTES)
-    marks = set(time_marks.places_of(keys, values))
-    return [time for i, time in enumerate(batch.timestamps) if i not in marks]
+    return without(batch.timestamps, time_marks.places_of(batch))
 
 
 class _Looked:
@@ -161,12 +160,10 @@ class _Looked:
 
     def take(self, batch: Batch) -> None:
         """Take what the spans have of a batch, without time marks."""
-        keys, values = batch.keys.encoded(BYTES), batch.values.encoded(BYTES)
-        marks = set(time_marks.places_of(keys, values))
-        for place, record in enumerate(batch.records()):
+        for record in batch.without(time_marks.places_of(batch)).records():
             tp = TopicPartition(record.topic or "", record.partition or 0)
             at = -1 if record.offset is None else record.offset
-            if place in marks or tp not in self._left or at >= self._left[tp].end:
+            if tp not in self._left or at >= self._left[tp].end:
                 continue
             if self._counts[tp] < self._each_max and self._bytes_left > 0:
                 self._records.append(record)

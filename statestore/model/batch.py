@@ -7,7 +7,7 @@ from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, dataclass_transform
 
-from statestore.model.byte_columns import MaybePacked, PackedRows, unpacked
+from statestore.model.byte_columns import MaybePacked, PackedRows, unpacked, without
 from statestore.model.records import (
     BYTES,
     ArrowForm,
@@ -112,6 +112,12 @@ class Column:
         own = self._serde is serde or self._serde is None
         return self._raw if own and isinstance(self._raw, PackedRows) else None
 
+    def bytes_at(self, places: Sequence[int]) -> "list[bytes | None]":
+        """The bytes of a few rows, whose places are in rising order; no others are made."""
+        if isinstance(self._raw, PackedRows):
+            return self._raw.at(places)
+        return list(map(self.encoded(BYTES).__getitem__, places))
+
     def arrow(self, serde: "Serde[Any]", form: ArrowForm) -> Any:
         """The values as an Arrow array; `form` is that of `serde`, which is the column's own."""
         if self._arrow is None:
@@ -125,8 +131,8 @@ class Column:
     def nulls(self) -> list[int]:
         """The places without a value; nothing is decoded."""
         raw = self._raw
-        if isinstance(raw, PackedRows) and not raw.may_have_nulls:
-            return []
+        if isinstance(raw, PackedRows):
+            return raw.nulls()
         rows = self._objects if raw is None else raw
         if rows is None or (self._raw is not None and all(rows)):
             return []
@@ -278,6 +284,10 @@ class Batch:
         """Return the records from `start` to `stop`, exclusive."""
         return self._picked(lambda rows: rows[start:stop])
 
+    def without(self, places: Sequence[int]) -> "Batch":
+        """Return the records but those at these places, which are in rising order."""
+        return self._picked(lambda rows: _left(rows, places)) if places else self
+
     def headers_at(self, indices: Sequence[int]) -> "Sequence[tuple[Header, ...]] | None":
         """Return the headers of the records at `indices`, in that order; None if none has any."""
         return None if self.headers is None else _taken(self.headers, indices)
@@ -401,6 +411,12 @@ def _taken(column: Sequence[T], indices: Sequence[int]) -> "list[T] | LazyColumn
         return column.take(indices)
     rows: Sequence[Any] = column.all() if isinstance(column, PackedRows) else column
     return [rows[i] for i in indices]
+
+
+def _left(rows: Any, places: Sequence[int]) -> Any:
+    if isinstance(rows, LazyColumn):
+        return rows.take(without(list(range(len(rows))), places))
+    return without(rows, places)
 
 
 def in_lots(

@@ -1,10 +1,14 @@
 """Keys or values as places in a run of bytes, instead of an object for each."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from typing_extensions import Buffer
+
+Rows = TypeVar("Rows", bound="list[Any] | PackedRows")
+_ALL_VALID = 0xFF
 
 
 class ByteColumn(NamedTuple):
@@ -27,6 +31,21 @@ class ByteColumn(NamedTuple):
     def part(self, start: int, stop: int) -> "ByteColumn":
         """Return the rows from `start` to `stop`, exclusive, which it has."""
         return self._replace(first=self.first + start, rows=stop - start)
+
+    def nulls(self) -> list[int]:
+        """Return the places of the rows that are null."""
+        if self.valid is None or not self.rows:
+            return []
+        end = self.first + self.rows
+        first_byte = self.first >> 3
+        bits = memoryview(self.valid)[first_byte : (end + 7) >> 3]
+        # Most bytes say that no row is null.
+        unsure = [at for at, byte in enumerate(bits, first_byte) if byte != _ALL_VALID]
+        rows = (at * 8 + bit for at in unsure for bit in range(8))
+        mine = (row for row in rows if self.first <= row < end)
+        return [
+            row - self.first for row in mine if not bits[(row >> 3) - first_byte] >> (row & 7) & 1
+        ]
 
 
 class ColumnCodec(Protocol):
@@ -95,6 +114,35 @@ class PackedRows(Sequence[bytes | None]):
         """The sum of the sizes of the rows."""
         return sum(map(self._codec.size_bytes, self._columns))
 
+    def nulls(self) -> list[int]:
+        """Return the places of the rows that are null: no row is looked at."""
+        found, start = list[int](), 0
+        for column in self._columns:
+            found += [start + place for place in column.nulls()]
+            start += column.rows
+        return found
+
+    def at(self, places: Sequence[int]) -> list[bytes | None]:
+        """Return the rows at a few places in rising order as objects, and make no others."""
+        if self._rows is not None:
+            return list(map(self._rows.__getitem__, places))
+        found, start, begin = list[bytes | None](), 0, 0
+        for column in self._columns:
+            end = bisect_left(places, start + column.rows, begin)
+            if begin < end:
+                first = places[begin]
+                rows = self._codec.cut(column.part(first - start, places[end - 1] - start + 1))
+                found += [rows[place - first] for place in places[begin:end]]
+            start, begin = start + column.rows, end
+        return found
+
+    def without(self, places: Sequence[int]) -> "PackedRows":
+        """Return the rows but those at these places, which are in rising order."""
+        kept = spans_between(places, self._size)
+        columns = [part for start, stop in kept for part in self._parts(start, stop)]
+        rows = None if self._rows is None else without(self._rows, places)
+        return PackedRows(columns, self._codec, self._asked, rows)
+
     def joined(self) -> ByteColumn:
         """Return the rows as one column in the layout of Arrow."""
         return self._codec.joined(self._columns)
@@ -138,3 +186,21 @@ MaybePacked = list[bytes | None] | PackedRows
 def unpacked(rows: MaybePacked) -> list[bytes | None]:
     """Return rows as objects."""
     return rows.all() if isinstance(rows, PackedRows) else rows
+
+
+def spans_between(places: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
+    """Yield the spans of rows of which none stands at these places, which are in rising order."""
+    for start, stop in zip((-1, *places), (*places, size), strict=True):
+        if start + 1 < stop:
+            yield start + 1, stop
+
+
+def without(rows: Rows, places: Sequence[int]) -> Rows:
+    """Return the rows, a list or columns, but those at these places, which are in rising order."""
+    if not places:
+        return rows
+    if isinstance(rows, PackedRows):
+        return cast("Rows", rows.without(places))
+    spans = spans_between(places, len(rows))
+    left = list(chain.from_iterable(rows[start:stop] for start, stop in spans))
+    return cast("Rows", left)

@@ -6,12 +6,12 @@ in their transaction. It has no value, and a key that no record of a pipeline ma
     16 bytes that no other key begins with, then a `TimeMark` in MessagePack
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
 
 from statestore.errors import UNREADABLE, RecordFailed
+from statestore.model.batch import Batch
 from statestore.model.decoders import msgpack_decoder
 
 _INT64_MAX: Final = (1 << 63) - 1
@@ -49,14 +49,16 @@ def is_mark(key: bytes | None) -> bool:
     return key is not None and key.startswith(_BEGINS)
 
 
-def places_of(keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> list[int]:
-    """Return where among these records of an internal topic marks are.
+def places_of(batch: Batch) -> list[int]:
+    """Return where among these records of an internal topic, in bytes, marks are.
 
     Records without a value are rare in most topics, and only their keys are looked at.
     """
-    if None not in values:
+    places = batch.values.nulls()
+    if not places:
         return []
-    return [i for i, value in enumerate(values) if value is None and is_mark(keys[i])]
+    keys = batch.keys.bytes_at(places)
+    return [place for place, key in zip(places, keys, strict=True) if is_mark(key)]
 
 
 def read(key: bytes, where: str) -> TimeMark:

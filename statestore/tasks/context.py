@@ -16,7 +16,7 @@ from statestore.metrics import (
     input_attributes,
 )
 from statestore.model import time_marks
-from statestore.model.batch import Batch
+from statestore.model.batch import Batch, Column
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.left_out import NO_MATCH, Cause, Fate
 from statestore.model.modes import PunctuationType, Span
@@ -494,7 +494,8 @@ def _check_unmarked(
     node: SinkNode, batch: Batch, keys: list[bytes | None], values: list[bytes | None]
 ) -> None:
     """NodeFailed for records that those below would take for time marks."""
-    if places := time_marks.places_of(keys, values):
+    written = batch.with_columns(keys=Column(raw=keys), values=Column(raw=values))
+    if places := time_marks.places_of(written):
         error = ValueError("a record without a value has the key of a time mark of statestore")
         found: list[tuple[int, Exception]] = [(place, error) for place in places]
         raise failed(Stage.PRODUCTION, node.name, batch, error, found=found, certain=True)

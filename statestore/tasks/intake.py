@@ -21,7 +21,7 @@ from statestore.model import time_marks
 from statestore.model.batch import Batch
 from statestore.model.ids import TopicPartition
 from statestore.model.modes import EVENT_TIME_MAX_MS
-from statestore.model.records import BYTES, Record
+from statestore.model.records import Record
 from statestore.model.time_marks import TimeMark
 from statestore.ports import Arrival, Source
 from statestore.topology.failures import NodeFailed, Stage, decoded, failed
@@ -155,19 +155,12 @@ class Intake:
 
     def _without_marks(self, batch: InputBatch) -> InputBatch:
         """Set aside the time marks of a batch."""
-        records, tp = batch.records, batch.tp
-        if not records.values.nulls():
-            return batch
-        keys = records.keys.encoded(BYTES)
-        places = time_marks.places_of(keys, records.values.encoded(BYTES))
-        if not places:
-            return batch
-        for place in places:
+        places, tp = time_marks.places_of(batch.records), batch.tp
+        for place, key in zip(places, batch.records.keys.bytes_at(places), strict=True):
             offset = batch.offsets[place]
-            mark = time_marks.read(keys[place] or b"", f"{tp} at offset {offset}")
+            mark = time_marks.read(key or b"", f"{tp} at offset {offset}")
             self._marks[tp].append(MarkAt(tp, offset, mark))
-        gone = set(places)
-        return batch.take([place for place in range(len(batch)) if place not in gone])
+        return InputBatch.of(batch.records.without(places)) if places else batch
 
     def take_marks(self) -> list[MarkAt]:
         """Return the time marks before which no record waits, each once."""

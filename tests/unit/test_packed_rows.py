@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,11 +14,11 @@ from statestore import serdes
 from statestore.kafka.wire import codec
 from statestore.kafka.wire.fetched import Fetched, extent
 from statestore.model.batch import Batch, Column
-from statestore.model.byte_columns import ByteColumn, PackedRows
+from statestore.model.byte_columns import ByteColumn, MaybePacked, PackedRows
 from statestore.model.ids import TopicPartition
 from statestore.tasks.memory_share import MemoryLimits, Usage, plan_step
 from statestore.testing.packed import InPython, packed
-from statestore.topology.aggregates.row_numbers import NumberedRows
+from statestore.topology.aggregates.row_numbers import NumberedRows, NumberedWindows
 from tests.builders import DEADLINE_S
 
 Rows = list[bytes | None]
@@ -59,10 +60,13 @@ def test_rows_in_columns_are_the_rows(
     assert len(columns) == len(rows)
     assert columns.size_bytes == sum(len(row or b"") for row in rows)
     assert columns.may_have_nulls or None not in rows
+    assert columns.nulls() == [place for place, row in enumerate(rows) if row is None]
     ends = st.none() | st.integers(-len(rows) - 1, len(rows) + 1)
     asked = slice(more.draw(ends), more.draw(ends), more.draw(st.sampled_from([None, 1, 2, -1])))
     part, wanted = columns[asked], rows[asked]
     assert list(part) == wanted
+    if isinstance(part, PackedRows):
+        assert part.nulls() == [place for place, row in enumerate(wanted) if row is None]
     assert list(part[1:-1]) == wanted[1:-1]
     if isinstance(part, PackedRows):
         assert part.size_bytes == sum(len(row or b"") for row in wanted)
@@ -76,20 +80,28 @@ def test_rows_in_columns_are_the_rows(
 def test_a_column_of_them_does_what_one_of_objects_does(
     rows: Rows, piece: int, more: st.DataObject
 ) -> None:
-    places = more.draw(
-        st.lists(st.integers(0, max(len(rows) - 1, 0)), max_size=0 if not rows else 9)
-    )
+    any_place = st.integers(0, max(len(rows) - 1, 0))
+    places = more.draw(st.lists(any_place, max_size=9 if rows else 0))
+    rising = sorted(more.draw(st.sets(any_place, max_size=9 if rows else 0)))
     start, stop = sorted(more.draw(st.tuples(*[st.integers(0, len(rows))] * 2)))
 
     def looked_at(raw: "Rows | PackedRows") -> list[Sequence[object]]:
         batch = Batch(keys=Column(raw=raw), values=Column(raw=raw), timestamps=[0] * len(rows))
         cut, taken = batch.slice(start, stop), batch.take(places)
+        left = batch.without(rising)
         return [
             batch.keys.nulls(),
             cut.keys.nulls(),
             cut.values.encoded(serdes.BYTES),
             taken.values.objects,
             taken.keys.nulls(),
+            batch.keys.bytes_at(rising),
+            cut.keys.bytes_at([place - start for place in rising if start <= place < stop]),
+            left.timestamps,
+            left.keys.nulls(),
+            left.keys.bytes_at(range(len(left))),
+            left.values.objects,
+            left.without(range(len(left))).keys.objects,
             cut.take(range(len(cut))).keys.objects,
             batch.values.with_serde(serdes.BYTES).objects,
             [record.value for record in batch.records()],
@@ -132,11 +144,35 @@ def test_columns_are_numbered_as_objects_are(
     chance = random.Random(seed)
     keys = [chance.randbytes(chance.randrange(3)) for _ in range(500)]
     columns = made([*keys], piece)[100:]
-    of_objects, of_columns = NumberedRows.of(keys[100:]), NumberedRows.of(columns)
+    left: Rows = [*keys[100:]]
+    of_objects, of_columns = NumberedRows.of(left), NumberedRows.of(columns)
     assert of_columns.indices.tolist() == of_objects.indices.tolist()
-    assert of_columns.rows() == of_objects.rows()
-    order = of_columns.order()
-    assert columns.cut(of_columns.taken(order)) == sorted(set(keys[100:])), f"seed {seed}"
+    for numbered, rows in (of_objects, left), (of_columns, columns):
+        assert numbered.objects(rows) == list(dict.fromkeys(left)), f"seed {seed}"
+        assert numbered.objects(rows, numbered.order()) == sorted(set(keys[100:])), f"seed {seed}"
+
+
+@pytest.mark.parametrize("made", [*MADE, lambda rows, _: rows])
+@given(
+    entries=st.lists(st.tuples(st.integers(0, 9), st.integers(0, (1 << 62))), max_size=60),
+    few=st.booleans(),
+    keys=st.lists(st.binary(max_size=2), min_size=10, max_size=10),
+)
+def test_rows_of_windows_are_numbered_without_making_them(
+    made: Callable[[Rows, int], MaybePacked],
+    entries: list[tuple[int, int]],
+    few: bool,
+    keys: list[bytes],
+) -> None:
+    if few:
+        entries = [(place, start % 3) for place, start in entries]
+    key_of, starts = (np.array([entry[at] for entry in entries], np.int64) for at in (0, 1))
+    rows = [start.to_bytes(8, "big") + keys[place] for place, start in entries]
+    found = NumberedWindows.of(made([*keys], 4), key_of, starts)
+    assert found.rows == sorted(set(rows))
+    ranks = np.empty(len(found.order), np.int64)
+    ranks[found.order] = np.arange(len(found.order))
+    assert [found.rows[i] for i in ranks[found.indices].tolist()] == rows
 
 
 @pytest.mark.parametrize("limit", [1, 100, 2_000, 50_000])
@@ -155,7 +191,7 @@ def test_grouping_does_not_wait_for_pandas() -> None:
     code = """
 import sys
 from statestore.testing.packed import packed
-from statestore.topology.aggregates.row_numbers import NumberedRows
+from statestore.topology.aggregates.row_numbers import NumberedRows, NumberedWindows
 from tests.builders import DEADLINE_S
 rows = packed([b"b", b"a", b"b"])
 numbered = NumberedRows.of(rows)

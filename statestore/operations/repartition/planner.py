@@ -296,11 +296,9 @@ class Planner:
         if start >= bounds.end:
             return
         for stretch in self._environment.changelog.replay(tp, start, bounds.end):
-            keys, values = stretch.batch.keys.objects, stretch.batch.values.objects
-            marks = {*time_marks.places_of(keys, values)}
-            left = [key for i, key in enumerate(keys) if i not in marks]
-            if left:
-                yield left
+            left = stretch.batch.without(time_marks.places_of(stretch.batch))
+            if len(left):
+                yield left.keys.objects
 
     def _check_places(
         self,

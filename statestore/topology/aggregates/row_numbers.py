@@ -1,17 +1,21 @@
 """The distinct rows among many, by Arrow, which is imported when the first batch is grouped.
 
+Rows of windows are numbered by their windows and keys, so that only the distinct ones are made.
 Arrow gets its buffers directly, because its own conversions would import pandas, for seconds.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Self
+from operator import add
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from statestore.model.byte_columns import ByteColumn, PackedRows
+from statestore.model.byte_columns import ByteColumn, MaybePacked, PackedRows
+
+Kind = TypeVar("Kind", bound=np.generic)
+_STARTS, _START_BYTES = np.dtype(">i8"), np.dtype("V8")
 
 
 class NumberedRows(NamedTuple):
@@ -21,35 +25,91 @@ class NumberedRows(NamedTuple):
     distinct: pa.LargeBinaryArray
 
     @classmethod
-    def of(cls, rows: Sequence[bytes] | PackedRows) -> Self:
+    def of(cls, rows: MaybePacked) -> Self:
         """Number the rows, of which none is null."""
         array = _packed(rows) if isinstance(rows, PackedRows) else _joined(rows)
         column = array.dictionary_encode()
-        indices = np.frombuffer(column.indices.buffers()[1], np.int32, len(rows))
-        return cls(indices, column.dictionary)
-
-    def rows(self) -> list[bytes]:
-        """Return the distinct rows."""
-        found: list[bytes] = self.distinct.to_pylist()
-        return found
+        return cls(_numbers(column.indices, np.int32), column.dictionary)
 
     def order(self) -> NDArray[np.uint64]:
         """Return the indices of the distinct rows in byte order."""
-        places = pyarrow.compute.sort_indices(self.distinct)
-        return np.frombuffer(places.buffers()[1], np.uint64, len(self.distinct))
+        return _numbers(pyarrow.compute.sort_indices(self.distinct), np.uint64)
 
     def taken(self, indices: NDArray[np.uint64]) -> ByteColumn:
         """Return the distinct rows at these indices, in their order."""
-        places = pa.Array.from_buffers(pa.uint64(), len(indices), [None, pa.py_buffer(indices)])
-        array = self.distinct.take(places)
+        array = self.distinct.take(_array(indices, pa.uint64()))
         valid, offsets, data = array.buffers()
         return ByteColumn(data or b"", offsets, valid, array.offset, len(array))
 
+    def objects(self, of: MaybePacked, order: NDArray[np.uint64] | None = None) -> list[bytes]:
+        """Return the distinct rows at these indices, or all, given the rows that were numbered."""
+        if order is None:
+            order = np.arange(len(self.distinct), dtype=np.uint64)
+        if isinstance(of, PackedRows):
+            return cast("list[bytes]", of.cut(self.taken(order)))
+        last = np.empty(len(self.distinct), np.int64)
+        last[self.indices] = np.arange(len(of))  # Of equal indices, the last assignment stays.
+        return cast("list[bytes]", list(map(of.__getitem__, last[order].tolist())))
 
-def _joined(rows: Sequence[bytes]) -> pa.LargeBinaryArray:
-    ends = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
+
+class NumberedWindows(NamedTuple):
+    """Which of the distinct rows each entry is: `indices` into them, in byte order the `order`.
+
+    A row is the start of a window, then a key. `rows` are the distinct ones, in byte order.
+    """
+
+    indices: NDArray[np.int32]
+    order: NDArray[np.intp]
+    rows: list[bytes]
+
+    @classmethod
+    def of(
+        cls,
+        keys: MaybePacked,
+        key_of: NDArray[np.intp],
+        starts: NDArray[np.int64],
+    ) -> Self:
+        """Number entries, of which each has the key at its place in `key_of` and one start.
+
+        No key is null, and no start negative.
+        """
+        numbered = NumberedRows.of(keys)
+        windows, begun = _distinct_numbers(starts)
+        pairs = numbered.indices[key_of].astype(np.int64) * len(begun) + windows
+        indices, distinct = _distinct_numbers(pairs)
+        of_keys, of_windows = np.divmod(distinct, len(begun))
+        order_of_keys = numbered.order()
+        ranks = np.empty(len(order_of_keys), np.int64)
+        ranks[order_of_keys] = np.arange(len(order_of_keys))
+        ranks, begins = ranks[of_keys], begun[of_windows]
+        order = np.lexsort((ranks, begins))
+        made = numbered.objects(keys, order_of_keys)
+        prefixes: list[bytes] = begins[order].astype(_STARTS).view(_START_BYTES).tolist()
+        rows = list(map(add, prefixes, map(made.__getitem__, ranks[order].tolist())))
+        return cls(indices, order, rows)
+
+
+def _distinct_numbers(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return which of the distinct numbers each is, and these, in the order of their firsts."""
+    column = _array(numbers, pa.int64()).dictionary_encode()
+    return _numbers(column.indices, np.int32), _numbers(column.dictionary, np.int64)
+
+
+def _array(numbers: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(numbers))]
+    return pa.Array.from_buffers(kind, len(numbers), buffers)
+
+
+def _numbers(array: pa.Array, kind: type[Kind]) -> NDArray[Kind]:
+    """Return the numbers of an array that starts where its buffer does and has no null."""
+    return np.frombuffer(array.buffers()[1] or b"", kind, len(array))
+
+
+def _joined(rows: list[bytes | None]) -> pa.LargeBinaryArray:
+    known = cast("list[bytes]", rows)
+    ends = np.cumsum(np.fromiter(map(len, known), np.int64, len(known)))
     starts = np.concatenate((np.zeros(1, np.int64), ends))
-    buffers = [None, pa.py_buffer(starts), pa.py_buffer(b"".join(rows))]
+    buffers = [None, pa.py_buffer(starts), pa.py_buffer(b"".join(known))]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
 
 

@@ -12,6 +12,7 @@ Keeps I24.
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -33,6 +34,32 @@ _NO_COUNT = _COUNT.pack(0)
 _COUNTS, _COUNT_BYTES = np.dtype(">i8"), np.dtype("V8")
 
 
+class KeysInWindows(NamedTuple):
+    """Entries of which each counts in the row of a window and a key, if `counted` says so.
+
+    `places` has the index of each one's key in `keys`; None: its own. A row begins with the start
+    of its window. A null key counts nowhere.
+    """
+
+    keys: MaybePacked
+    starts: NDArray[np.int64]
+    counted: NDArray[np.bool_]
+    places: NDArray[np.intp] | None = None
+
+    def objects(self) -> list[bytes | None]:
+        """Return the row of each entry; None for one that counts in none."""
+        keys = unpacked(self.keys)
+        if self.places is not None:
+            keys = list(map(keys.__getitem__, self.places.tolist()))
+        prefixes: list[bytes] = self.starts.astype(_COUNTS).view(_COUNT_BYTES).tolist()
+        if self.counted.all():
+            return list(map(add, prefixes, cast("list[bytes]", keys)))
+        return [
+            prefix + key if counted and key is not None else None
+            for prefix, key, counted in zip(prefixes, keys, self.counted.tolist(), strict=True)
+        ]
+
+
 class Placed(NamedTuple):
     """The rows in which the records of a batch count, in the order of the records.
 
@@ -40,12 +67,17 @@ class Placed(NamedTuple):
     None: each record has one entry, in its place.
     """
 
-    rows: MaybePacked
+    rows: MaybePacked | KeysInWindows
     places: list[int] | None = None
 
     def over(self, batch: Batch) -> Batch:
         """Return the batch with one record for each entry."""
         return batch if self.places is None else batch.take(self.places)
+
+    def objects(self) -> list[bytes | None]:
+        """Return the rows as objects."""
+        rows = self.rows
+        return rows.objects() if isinstance(rows, KeysInWindows) else unpacked(rows)
 
 
 class Keying(NamedTuple):
@@ -102,15 +134,17 @@ def _counting(how: Aggregation[Any], keying: Keying, context: NodeContext, tell:
 
     def push(batch: Batch) -> None:
         placed = keying.place(batch)
-        batch, rows = placed.over(batch), placed.rows
+        rows, came = placed.rows, batch.timestamps
+        if placed.places is not None:
+            came = list(map(came.__getitem__, placed.places))
         valueless = batch.values.nulls() if keying.drops_nulls else []
         if valueless:
+            rows = placed.objects().copy()
             dropped = [i for i in valueless if rows[i] is not None]
             _drop(context, node, batch, dropped, "null_value")
-            rows = unpacked(rows).copy()
             for i in valueless:
                 rows[i] = None
-        found = _distinct(rows, batch.timestamps)
+        found = _distinct(rows, came)
         if found.none:
             _drop(context, node, batch, keying.without_key(node, batch), "null_key")
         if not found.rows:
@@ -123,8 +157,8 @@ def _counting(how: Aggregation[Any], keying: Keying, context: NodeContext, tell:
         if how.every_update:
             running = dict(zip(found.rows, counts.tolist(), strict=True))
             old = dict(zip(found.rows, stored, strict=True))
-            stamps = _Stamps(table, found.rows, batch.timestamps)
-            updates = _run(rows, batch.timestamps, running, old, stamps)
+            entries = placed._replace(rows=rows).objects()
+            updates = _run(entries, came, running, old, _Stamps(table, found.rows, came))
         else:
             # Python's numbers, because numpy's take twice as long one by one.
             order = np.argsort(found.last).tolist()
@@ -136,6 +170,9 @@ def _counting(how: Aggregation[Any], keying: Keying, context: NodeContext, tell:
                 list(map(stored.__getitem__, order)),
             )
         table.put_all(dict(zip(found.rows, after, strict=True)), times)
+        if placed.places is not None:
+            there = list(map(placed.places.__getitem__, updates.places))
+            updates = updates._replace(places=there)
         tell(batch, updates)
 
     return push
@@ -154,41 +191,55 @@ class _Distinct(NamedTuple):
     none: int
 
 
-def _distinct(rows: MaybePacked, times: list[int]) -> _Distinct:
+def _distinct(rows: MaybePacked | KeysInWindows, times: list[int]) -> _Distinct:
     """Return the distinct rows, in byte order so that neither look-up nor commit has to sort."""
-    from statestore.topology.aggregates.row_numbers import NumberedRows
-
-    places = np.arange(len(rows))
-    known = _known(rows)
-    if len(known) < len(rows):
-        places = np.array([i for i, row in enumerate(rows) if row is not None], np.int64)
-    numbered = NumberedRows.of(known)
-    indices, size = numbered.indices, len(numbered.distinct)
+    places, indices, order, made = _numbered(rows)
+    size = len(made)
     last = np.empty(size, np.int64)
-    last[indices] = np.arange(len(known))  # Of equal indices, the last assignment stays.
-    order = numbered.order()
-    last = last[order]
+    last[indices] = np.arange(len(indices))  # Of equal indices, the last assignment stays.
     counts = np.bincount(indices, minlength=size)[order]
-    at = places[last]
+    at = places[last[order]]
     if in_order(times):
         latest = list(map(times.__getitem__, at.tolist()))
     else:
         largest = np.full(size, np.iinfo(np.int64).min)
         np.maximum.at(largest, indices, np.array(times, np.int64)[places])
         latest = largest[order].tolist()
-    if isinstance(known, PackedRows):
-        found = known.cut(numbered.taken(order))
-    else:
-        found = list(map(known.__getitem__, last.tolist()))
-    return _Distinct(cast("list[bytes]", found), counts, at, latest, len(rows) - len(known))
+    return _Distinct(made, counts, at, latest, len(times) - len(places))
 
 
-def _known(rows: MaybePacked) -> PackedRows | list[bytes]:
+_Numbering = tuple[NDArray[np.intp], NDArray[np.int32], NDArray[Any], list[bytes]]
+"""Places of the entries that count in a row; the number of each one's row among the distinct rows;
+these numbers in the byte order of the rows; and the distinct rows in that order."""
+
+
+def _numbered(rows: MaybePacked | KeysInWindows) -> _Numbering:
+    from statestore.topology.aggregates.row_numbers import NumberedRows, NumberedWindows
+
+    if isinstance(rows, KeysInWindows):
+        places = np.flatnonzero(rows.counted)
+        if isinstance(rows.keys, PackedRows) and not rows.keys.may_have_nulls:
+            keys: MaybePacked = rows.keys
+        else:
+            keys = [key or b"" for key in unpacked(rows.keys)]
+        of_keys = places if rows.places is None else rows.places[places]
+        windows = NumberedWindows.of(keys, of_keys, rows.starts[places])
+        return places, windows.indices, windows.order, windows.rows
+    known = _known(rows)
+    places = np.arange(len(rows))
+    if len(known) < len(rows):
+        places = np.array([i for i, row in enumerate(rows) if row is not None], np.intp)
+    numbered = NumberedRows.of(known)
+    order = numbered.order()
+    return places, numbered.indices, order, numbered.objects(known, order)
+
+
+def _known(rows: MaybePacked) -> MaybePacked:
     if isinstance(rows, PackedRows) and not rows.may_have_nulls:
         return rows
     # all() takes empty rows for none; those are rare, and the comprehension keeps them.
     found = unpacked(rows)
-    return cast("list[bytes]", found) if all(found) else [row for row in found if row is not None]
+    return found if all(found) else [row for row in found if row is not None]
 
 
 class _Stamps:
@@ -252,7 +303,7 @@ def _last_of(
 
 
 def _run(
-    rows: MaybePacked,
+    rows: list[bytes | None],
     times: list[int],
     running: dict[bytes, int],
     old: dict[bytes, bytes | None],
@@ -277,7 +328,7 @@ def _folding(how: Aggregation[Any], keying: Keying, context: NodeContext, tell: 
         placed = keying.place(batch)
         decoded(how.node, batch, "value")  # Each value once, however many rows it counts in.
         batch = placed.over(batch)
-        found = _with_values(context, how.node, batch, keying, unpacked(placed.rows))
+        found = _with_values(context, how.node, batch, keying, placed.objects())
         with processing(how.node, batch):
             after, times, updates = fold.run(table, batch, found)
         if after:

@@ -17,8 +17,12 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from statestore.errors import Misuse
 from statestore.model.batch import Batch, no_records
+from statestore.model.byte_columns import MaybePacked, PackedRows
 from statestore.model.modes import EmitStrategy, Span
 from statestore.stores.in_windows import START, start_of
 from statestore.stores.kinds.registry import kind_of
@@ -196,6 +200,19 @@ def folding(how: Aggregation[Any], fold: Callable[[Batch], Updates], tell: Tell)
         tell(batch, updates)
 
     return push
+
+
+def known_keys(keys: MaybePacked) -> NDArray[np.bool_] | None:
+    """Return which keys are there; None: all are."""
+    if isinstance(keys, PackedRows):
+        nulls = keys.nulls()
+    else:
+        nulls = [i for i, key in enumerate(keys) if key is None] if None in keys else []
+    if not nulls:
+        return None
+    known = np.ones(len(keys), np.bool_)
+    known[nulls] = False
+    return known
 
 
 class OpenWindows:

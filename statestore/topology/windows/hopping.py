@@ -8,28 +8,32 @@ found in bulk, and folded as those of an aggregate by key are.
 
 from dataclasses import dataclass
 from functools import partial
-from operator import add
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from statestore.errors import Misuse
 from statestore.model.batch import Batch
+from statestore.model.byte_columns import MaybePacked
 from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import WINDOW_BYTES
 from statestore.stores.in_windows import START
 from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.topology.aggregates.folds import Aggregation, Tell
-from statestore.topology.aggregates.stream_aggregates import Keying, Placed, by_rows
+from statestore.topology.aggregates.stream_aggregates import (
+    Keying,
+    KeysInWindows,
+    Placed,
+    by_rows,
+)
 from statestore.topology.failures import encoded
 from statestore.topology.nodes import NodeContext, Push
 from statestore.topology.windows.closing import Closing
-from statestore.topology.windows.fold import InTime, Timing
+from statestore.topology.windows.fold import InTime, Timing, known_keys
 
 _PLACED_AT_ONCE = 200_000
-_STARTS, _START_BYTES = np.dtype(">i8"), np.dtype("V8")
 
 
 @dataclass(frozen=True, init=False)
@@ -173,9 +177,10 @@ def _placed(
     windows: TimeWindows, how: Aggregation[WindowSpec[Any, Any]], clock: Closing, batch: Batch
 ) -> Placed:
     """Return the rows of the windows that are open at each record; drop what is late for all."""
-    keys = encoded(how.node, batch, "key", how.spec.inner)
+    serde = how.spec.inner
+    keys = batch.keys.packed(serde) or encoded(how.node, batch, "key", serde)
     times = np.array(batch.timestamps, np.int64)
-    known = np.array([key is not None for key in keys]) if None in keys else None
+    known = known_keys(keys)
     closed = clock.observe(batch, times, known)
     size, step = windows.size_ms, windows.advance_ms
     last = times - times % step
@@ -192,23 +197,14 @@ def _placed(
 
 
 def _rows(
-    keys: list[bytes | None], first: NDArray[np.int64], counts: NDArray[np.int64], step: int
+    keys: MaybePacked, first: NDArray[np.int64], counts: NDArray[np.int64], step: int
 ) -> Placed:
     """Return the rows of keys in so many windows each, from the one that starts at `first`."""
-    places = None
-    if (counts > 1).any():
-        # A record that counts in no window has one entry, without a row.
-        entries = np.maximum(counts, 1)
-        indices = np.repeat(np.arange(len(keys)), entries)
-        nth = np.arange(len(indices)) - np.repeat(np.cumsum(entries) - entries, entries)
-        first, counts = first[indices] + nth * step, counts[indices]
-        places = indices.tolist()
-        keys = list(map(keys.__getitem__, places))
-    prefixes: list[bytes] = first.astype(_STARTS).view(_START_BYTES).tolist()
-    if counts.all():
-        return Placed(list(map(add, prefixes, cast("list[bytes]", keys))), places)
-    rows = [
-        prefix + key if count and key is not None else None
-        for prefix, key, count in zip(prefixes, keys, counts.tolist(), strict=True)
-    ]
-    return Placed(rows, places)
+    if not (counts > 1).any():
+        return Placed(KeysInWindows(keys, first, counts > 0))
+    # A record that counts in no window has one entry, without a row.
+    entries = np.maximum(counts, 1)
+    places = np.repeat(np.arange(len(keys)), entries)
+    nth = np.arange(len(places)) - np.repeat(np.cumsum(entries) - entries, entries)
+    starts, counted = first[places] + nth * step, counts[places] > 0
+    return Placed(KeysInWindows(keys, starts, counted, places), places.tolist())

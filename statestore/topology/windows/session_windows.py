@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.batch import Batch
+from statestore.model.byte_columns import MaybePacked, without
 from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import SESSION_BYTES
@@ -32,7 +33,7 @@ from statestore.topology.aggregates.folds import Aggregation, Tell, Updates
 from statestore.topology.failures import decoded, each, encoded, made_by
 from statestore.topology.nodes import NodeContext, Push
 from statestore.topology.windows.closing import Closing
-from statestore.topology.windows.fold import InTime, Timing, folding
+from statestore.topology.windows.fold import InTime, Timing, folding, known_keys
 
 
 @dataclass(frozen=True, init=False)
@@ -173,9 +174,10 @@ class _Sessions:
     def fold(self, batch: Batch) -> Updates:
         """Fold the records of a batch into their sessions, and return what changed."""
         how = self._how
-        keys = encoded(how.node, batch, "key", how.spec.inner)
+        serde = how.spec.inner
+        keys = batch.keys.packed(serde) or encoded(how.node, batch, "key", serde)
         values = None if how.fold.counts else decoded(how.node, batch, "value")
-        known = np.array([key is not None for key in keys]) if None in keys else None
+        known = known_keys(keys)
         times = np.array(batch.timestamps, np.int64)
         closed = self._clock.observe(batch, times, known)
         taken = times >= 0 if known is None else known & (times >= 0)
@@ -187,8 +189,8 @@ class _Sessions:
         if not len(places):
             self._clock.drop_late(batch, late, len(late))
             return Updates.none()
-        present = [keys[i] for i in places.tolist()] if len(places) < len(keys) else keys
-        records = _Records(places, times[places], closed[places], present)  # type: ignore[arg-type]
+        present = without(keys, np.flatnonzero(~taken).tolist())
+        records = _Records(places, times[places], closed[places], present)
         of_keys = self._look_up(records)
         work = _Folding(how, self._gap_ms, batch, values)
         work.run(records, of_keys)
@@ -262,15 +264,16 @@ class _Records:
         places: NDArray[np.intp],
         times: NDArray[np.int64],
         closed: NDArray[np.int64],
-        keys: list[bytes],
+        keys: MaybePacked,
     ) -> None:
+        """`keys` are those of the records, and none of them is null."""
         from statestore.topology.aggregates.row_numbers import NumberedRows
 
         numbered = NumberedRows.of(keys)
         self.places = places
         self.times = times
         self.closed = closed
-        self.keys = numbered.rows()
+        self.keys = numbered.objects(keys)
         self.owners = numbered.indices
         self.lows = np.full(len(self.keys), np.iinfo(np.int64).max)
         self.highs = np.full(len(self.keys), -1)
