@@ -412,7 +412,7 @@ def first_key_hashes(
 def _keys_of(batch: Batch) -> list[bytes | None]:
     """Return the keys of records; none of time marks, which are in every partition."""
     keys = list(batch.keys.encoded(BYTES))
-    for place in time_marks.places_of(batch):
+    for place in time_marks.among(batch):
         keys[place] = None
     return keys
 

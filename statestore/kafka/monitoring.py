@@ -140,7 +140,7 @@ _Pick = Callable[[int | None, Sequence[int]], int]
 
 def _times_of(batch: Batch) -> list[int]:
     """Return the times of records, without those of time marks."""
-    return without(batch.timestamps, time_marks.places_of(batch))
+    return without(batch.timestamps, list(time_marks.among(batch)))
 
 
 class _Looked:
@@ -160,7 +160,7 @@ class _Looked:
 
     def take(self, batch: Batch) -> None:
         """Take what the spans have of a batch, without time marks."""
-        for record in batch.without(time_marks.places_of(batch)).records():
+        for record in batch.without(list(time_marks.among(batch))).records():
             tp = TopicPartition(record.topic or "", record.partition or 0)
             at = -1 if record.offset is None else record.offset
             if tp not in self._left or at >= self._left[tp].end:

@@ -129,10 +129,8 @@ class PackedRows(Sequence[bytes | None]):
         found, start, begin = list[bytes | None](), 0, 0
         for column in self._columns:
             end = bisect_left(places, start + column.rows, begin)
-            if begin < end:
-                first = places[begin]
-                rows = self._codec.cut(column.part(first - start, places[end - 1] - start + 1))
-                found += [rows[place - first] for place in places[begin:end]]
+            for first, stop in _runs(places[begin:end]):
+                found += self._codec.cut(column.part(first - start, stop - start))
             start, begin = start + column.rows, end
         return found
 
@@ -186,6 +184,15 @@ MaybePacked = list[bytes | None] | PackedRows
 def unpacked(rows: MaybePacked) -> list[bytes | None]:
     """Return rows as objects."""
     return rows.all() if isinstance(rows, PackedRows) else rows
+
+
+def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the beginning and the end of each run of places that follow each other."""
+    begin = 0
+    for at in range(1, len(places) + 1):
+        if at == len(places) or places[at] != places[at - 1] + 1:
+            yield places[begin], places[at - 1] + 1
+            begin = at
 
 
 def spans_between(places: Sequence[int], size: int) -> Iterator[tuple[int, int]]:

@@ -49,16 +49,15 @@ def is_mark(key: bytes | None) -> bool:
     return key is not None and key.startswith(_BEGINS)
 
 
-def places_of(batch: Batch) -> list[int]:
-    """Return where among these records of an internal topic, in bytes, marks are.
+def among(batch: Batch) -> dict[int, bytes]:
+    """Return the keys of the marks among these records of an internal topic, by their places.
 
     Records without a value are rare in most topics, and only their keys are looked at.
     """
     places = batch.values.nulls()
-    if not places:
-        return []
-    keys = batch.keys.bytes_at(places)
-    return [place for place, key in zip(places, keys, strict=True) if is_mark(key)]
+    keys = batch.keys.bytes_at(places) if places else []
+    found = zip(places, keys, strict=True)
+    return {place: key for place, key in found if key is not None and is_mark(key)}
 
 
 def read(key: bytes, where: str) -> TimeMark:

@@ -495,7 +495,7 @@ def _check_unmarked(
 ) -> None:
     """NodeFailed for records that those below would take for time marks."""
     written = batch.with_columns(keys=Column(raw=keys), values=Column(raw=values))
-    if places := time_marks.places_of(written):
+    if places := time_marks.among(written):
         error = ValueError("a record without a value has the key of a time mark of statestore")
         found: list[tuple[int, Exception]] = [(place, error) for place in places]
         raise failed(Stage.PRODUCTION, node.name, batch, error, found=found, certain=True)

@@ -155,12 +155,12 @@ class Intake:
 
     def _without_marks(self, batch: InputBatch) -> InputBatch:
         """Set aside the time marks of a batch."""
-        places, tp = time_marks.places_of(batch.records), batch.tp
-        for place, key in zip(places, batch.records.keys.bytes_at(places), strict=True):
+        found, tp = time_marks.among(batch.records), batch.tp
+        for place, key in found.items():
             offset = batch.offsets[place]
-            mark = time_marks.read(key or b"", f"{tp} at offset {offset}")
+            mark = time_marks.read(key, f"{tp} at offset {offset}")
             self._marks[tp].append(MarkAt(tp, offset, mark))
-        return InputBatch.of(batch.records.without(places)) if places else batch
+        return InputBatch.of(batch.records.without(list(found))) if found else batch
 
     def take_marks(self) -> list[MarkAt]:
         """Return the time marks before which no record waits, each once."""

@@ -1,5 +1,6 @@
 """The order in which a stream task sees its inputs: text tables, and a brute-force oracle (T2)."""
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,13 +10,17 @@ from hypothesis import strategies as st
 
 from statestore import serdes
 from statestore.errors import RecordFailed
-from statestore.model.batch import Column
+from statestore.model import time_marks
+from statestore.model.batch import Batch, Column
+from statestore.model.byte_columns import ByteColumn, PackedRows
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.model.records import Record, Serde
+from statestore.model.time_marks import TimeMark
 from statestore.settings import Settings
 from statestore.tasks.intake import InputBatch, Intake
 from statestore.tasks.poison import Poison
 from statestore.testing.memory_broker import MemoryBroker
+from statestore.testing.packed import InPython, packed
 from statestore.topology.nodes import SourceNode, TimestampExtractor, TopicName
 from statestore.topology.sub_topologies import SubTopology
 from tests.builders import batch, partition_of, table_rows
@@ -28,10 +33,11 @@ def intake_of(
     extracted: Mapping[str, SourceNode],
     ends: Mapping[TopicPartition, int] | None,
     idle_ms: int = 0,
+    marked: Sequence[str] = (),
 ) -> Intake:
     outbox = MemoryBroker().plain_outbox("shop")
     poison = Poison(TaskId(0, 0), SubTopology(0, ()), Settings(), outbox)
-    return Intake(inputs, extracted, ends, poison, idle_ms)
+    return Intake(inputs, extracted, ends, poison, idle_ms, marked=marked)
 
 
 # Each cell: offset@timestamp of the records that were polled, in order; `;` ends a batch. What is
@@ -362,3 +368,65 @@ def test_an_extractor_that_fails_names_its_source_and_the_offset() -> None:
     rows = batch([("k", 41, 5)], value_serde=serdes.INT64, topic="a", first_offset=7)
     with pytest.raises(RecordFailed, match=r"source-a, a-0 offset 7: TypeError"):
         intake.add(InputBatch.of(rows), 8)
+
+
+class Cuts(InPython):
+    """Notes how many rows became objects."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def cut(self, column: ByteColumn) -> list[bytes | None]:
+        self.rows += column.rows
+        return super().cut(column)
+
+
+def test_time_marks_are_found_among_columns_and_nothing_else_becomes_an_object() -> None:
+    seed = 3
+    chance = random.Random(seed)
+    marks = {place: TimeMark(place, 1_000 + place, None, "run") for place in (0, 17, 18, 63, 99)}
+    keys = [time_marks.key_of(marks[i]) if i in marks else b"key-%d" % i for i in range(100)]
+    values = [None if i in marks else chance.randbytes(chance.randrange(3)) for i in range(100)]
+    cuts = Cuts()
+    columns = [PackedRows(packed(rows).columns, cuts) for rows in ([*keys], values)]
+    records = Batch(
+        keys=Column(raw=columns[0]),
+        values=Column(raw=columns[1]),
+        timestamps=[100 + i for i in range(100)],
+        topic=A.topic,
+        partition=A.partition,
+        offsets=range(500, 600),
+    )
+    intake = intake_of([A], {}, {A: 600}, marked=[A.topic])
+    intake.add(InputBatch.of(records), 600)
+    assert cuts.rows == len(marks)
+    handed = intake.next_batch()
+    assert handed is not None
+    assert not handed.records.values.nulls()
+    found = intake.take_marks()
+    assert cuts.rows == len(marks), f"seed {seed}"
+    assert {mark.offset - 500: mark.mark for mark in found} == marks
+    left = [i for i in range(100) if i not in marks]
+    assert list(handed.offsets) == [500 + i for i in left]
+    assert handed.records.keys.objects == [keys[i] for i in left]
+    assert handed.records.values.objects == [values[i] for i in left]
+    assert handed.records.timestamps == [100 + i for i in left]
+
+
+def test_records_without_a_value_are_told_from_time_marks_by_their_keys() -> None:
+    mark = TimeMark(0, 1, None, "run")
+    intake = intake_of([A], {}, {A: 4}, marked=[A.topic])
+    records = Batch(
+        keys=Column(raw=packed([b"a", time_marks.key_of(mark), None, b""])),
+        values=Column(raw=packed([None, None, None, b""])),
+        timestamps=[1, 2, 3, 4],
+        topic=A.topic,
+        partition=A.partition,
+        offsets=range(4),
+    )
+    intake.add(InputBatch.of(records), 4)
+    handed = intake.next_batch()
+    assert handed is not None
+    assert handed.records.keys.objects == [b"a", None, b""]
+    assert handed.records.values.objects == [None, None, b""]
+    assert [found.mark for found in intake.take_marks()] == [mark]

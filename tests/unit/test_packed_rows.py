@@ -190,12 +190,14 @@ def test_grouping_does_not_wait_for_pandas() -> None:
     """Arrow imports it, where it is installed, to convert what is a column already."""
     code = """
 import sys
+import numpy as np
 from statestore.testing.packed import packed
 from statestore.topology.aggregates.row_numbers import NumberedRows, NumberedWindows
-from tests.builders import DEADLINE_S
 rows = packed([b"b", b"a", b"b"])
 numbered = NumberedRows.of(rows)
-assert rows.cut(numbered.taken(numbered.order())) == [b"a", b"b"]
+assert numbered.objects(rows, numbered.order()) == [b"a", b"b"]
+windows = NumberedWindows.of(rows, np.arange(3), np.zeros(3, np.int64))
+assert windows.rows == [bytes(8) + b"a", bytes(8) + b"b"]
 assert "pandas" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)

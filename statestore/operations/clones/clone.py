@@ -421,7 +421,7 @@ def copy(
         for stretch in changelog.replay(source, bounds.start, bounds.end):
             batch = stretch.batch
             keys, values = batch.keys.objects, batch.values.objects
-            count += len(batch) - len(time_marks.places_of(batch))
+            count += len(batch) - len(time_marks.among(batch))
             records = Records(into, keys, values, batch.timestamps, source.partition, batch.headers)
             outbox.send(records)
     except TaskCorrupted as error:

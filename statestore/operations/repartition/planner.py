@@ -296,7 +296,7 @@ class Planner:
         if start >= bounds.end:
             return
         for stretch in self._environment.changelog.replay(tp, start, bounds.end):
-            left = stretch.batch.without(time_marks.places_of(stretch.batch))
+            left = stretch.batch.without(list(time_marks.among(stretch.batch)))
             if len(left):
                 yield left.keys.objects
 
