@@ -322,8 +322,7 @@ def changed_rows(
             batch = part.batch
             if parts.view.is_source:
                 batch = _of_table(batch, fits)
-            if strange := set(kind.strangers(batch)):
-                batch = batch.take([i for i in range(len(batch)) if i not in strange])
+            batch = batch.without(kind.strangers(batch))
             rows = kind.rows_in_log(batch, parts.view.terms)
             if rows.keys:
                 offsets: Any = batch.offsets

@@ -457,12 +457,12 @@ def _sink(node: SinkNode, context: TaskContext, outbox: Outbox, application_id: 
     written = _written_for if contextual else _written
 
     def push(batch: Batch) -> None:
-        nulls = set(batch.keys.nulls()) if node.drops_null_keys else None
+        nulls = batch.keys.nulls() if node.drops_null_keys else None
         if nulls:
-            context.drop(node.name, batch, sorted(nulls), "null_key")
+            context.drop(node.name, batch, nulls, "null_key")
             if len(nulls) == len(batch):
                 return
-            batch = batch.take([i for i in range(len(batch)) if i not in nulls])
+            batch = batch.without(nulls)
         keys, values, headers = written(topic, node, batch)
         if internal:
             _check_unmarked(node, batch, keys, values)

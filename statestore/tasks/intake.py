@@ -53,6 +53,10 @@ class InputBatch:
         """Return the records from `start` to `stop`, exclusive."""
         return InputBatch.of(self.records.slice(start, stop))
 
+    def without(self, places: Sequence[int]) -> "InputBatch":
+        """Return the records but those at these places, which are in rising order."""
+        return InputBatch.of(self.records.without(places))
+
     def take(self, indices: Sequence[int]) -> "InputBatch":
         """Return the records at `indices`, in that order."""
         return InputBatch.of(self.records.take(indices))
@@ -160,7 +164,7 @@ class Intake:
             offset = batch.offsets[place]
             mark = time_marks.read(key, f"{tp} at offset {offset}")
             self._marks[tp].append(MarkAt(tp, offset, mark))
-        return InputBatch.of(batch.records.without(list(found))) if found else batch
+        return batch.without(list(found)) if found else batch
 
     def take_marks(self) -> list[MarkAt]:
         """Return the time marks before which no record waits, each once."""

@@ -174,9 +174,8 @@ class OpenStore:
         self._staged.make_durable()
 
     def restore(self, batch: Batch, offset_next: int) -> int:
-        strange = set(self._kind.strangers(batch))
-        if strange:
-            batch = batch.take([i for i in range(len(batch)) if i not in strange])
+        strange = self._kind.strangers(batch)
+        batch = batch.without(strange)
         self._kind.restore(self.store, batch, {self.log.tp: offset_next})
         return len(strange)
 

@@ -164,8 +164,7 @@ class Poison:
         self._taken[tp] = SuspectBatch(tp, first, offsets[-1], count)
         if self._verdicts and (known := self._condemned_among(tp, offsets)):
             self._write_dead_letters(batch.take(known), counters)
-            gone = set(known)
-            batch = batch.take([i for i in range(len(offsets)) if i not in gone])
+            batch = batch.without(known)
         self._batch = batch
         if len(batch):
             self._working = SuspectBatch(tp, batch.offsets[0], batch.offsets[-1], len(batch))

@@ -108,8 +108,8 @@ class OwnChangelog:
             times = true_times(batch)
             if times is not batch.timestamps:
                 batch = replace(batch, timestamps=times)
-        gone = set(batch.keys.nulls())
-        return LoggedRows(_without(batch, gone), len(gone))
+        gone = batch.keys.nulls()
+        return LoggedRows(batch.without(gone), len(gone))
 
     def check(self, batch: Batch) -> None:
         """Accept every batch, because the table logs everything that it takes."""
@@ -151,7 +151,7 @@ class SourceTopic:
         }
         gone = set(batch.keys.nulls())
         gone.update(i for i, offset in enumerate(batch.offsets or ()) if offset in unfit)
-        return LoggedRows(_without(batch, gone), 0)
+        return LoggedRows(batch.without(sorted(gone)), 0)
 
     def check(self, batch: Batch) -> None:
         decoded(self.node.name, batch, "key")
@@ -163,7 +163,3 @@ class SourceTopic:
         except NodeFailed as failed:
             return [culprit.offset for culprit in failed.culprits]
         return []
-
-
-def _without(batch: Batch, gone: set[int]) -> Batch:
-    return batch.take([i for i in range(len(batch)) if i not in gone]) if gone else batch

@@ -41,6 +41,7 @@ class Job(NamedTuple):
 
 JOBS: Final = {
     "counting": Job(pipelines.counting),
+    "counting_each": Job(pipelines.counting_each),
     "counting_anew": Job(pipelines.counting_anew),
     "windows": Job(pipelines.windows),
     "hops": Job(pipelines.hops),

@@ -28,6 +28,7 @@ _FETCH_S = 900
 _RUN_S = 900
 ONE_TOPIC = (
     "counting",
+    "counting_each",
     "per_record",
     "windows",
     "hops",

@@ -30,6 +30,19 @@ def counting() -> ss.Topology:
     return builder.build()
 
 
+def counting_each() -> ss.Topology:
+    """Count by key, each count to the output topic, also those of one key in one batch."""
+    builder = ss.StreamsBuilder()
+    (
+        builder.stream(os.environ[INPUT_VARIABLE], name="records")
+        .group_by_key(name="by-key")
+        .count(ss.Materialized(COUNTS, caching=False), name="count")
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="counts-out")
+    )
+    return builder.build()
+
+
 def counting_anew() -> ss.Topology:
     """Count by a key of the pipeline's own, behind a repartition topic."""
     builder = ss.StreamsBuilder()

@@ -460,14 +460,14 @@ def _contents(files: Iterable[LookedUp]) -> dict[str, FileContent]:
 
 
 def _with_keys(store: str, batch: Batch) -> Batch:
-    nulls = set(batch.keys.nulls())
+    nulls = batch.keys.nulls()
     if not nulls:
         return batch
     count_left_out("global", {str(Cause(Fate.DROPPED, store, "null_key")): len(nulls)})
     _log.warning(
         "global table %s drops %d records of %s without a key", store, len(nulls), batch.topic
     )
-    return batch.take([i for i in range(len(batch)) if i not in nulls])
+    return batch.without(nulls)
 
 
 def _sum(offsets: Mapping[TopicPartition, int]) -> int:

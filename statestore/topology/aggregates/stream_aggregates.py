@@ -155,10 +155,7 @@ def _counting(how: Aggregation[Any], keying: Keying, context: NodeContext, tell:
         after = (counts + found.counts).astype(_COUNTS).view(_COUNT_BYTES).tolist()
         times = table.later(found.rows, found.times)
         if how.every_update:
-            running = dict(zip(found.rows, counts.tolist(), strict=True))
-            old = dict(zip(found.rows, stored, strict=True))
-            entries = placed._replace(rows=rows).objects()
-            updates = _run(entries, came, running, old, _Stamps(table, found.rows, came))
+            updates = _each(found, counts, stored, came, _Stamps(table, found.rows, came))
         else:
             # Python's numbers, because numpy's take twice as long one by one.
             order = np.argsort(found.last).tolist()
@@ -181,10 +178,15 @@ def _counting(how: Aggregation[Any], keying: Keying, context: NodeContext, tell:
 class _Distinct(NamedTuple):
     """The rows of a batch in byte order: their counts, last places and latest times.
 
-    `none` is the number of records that count in no row.
+    `places` are those of the entries that count in a row, and `none` is the number of all others.
+    `numbers` says which row each of the former counts in, and `order` has these numbers in the
+    order of the rows.
     """
 
     rows: list[bytes]
+    places: NDArray[np.intp]
+    numbers: NDArray[np.int32]
+    order: NDArray[Any]
     counts: NDArray[np.int64]
     last: NDArray[np.int64]
     times: list[int]
@@ -205,7 +207,8 @@ def _distinct(rows: MaybePacked | KeysInWindows, times: list[int]) -> _Distinct:
         largest = np.full(size, np.iinfo(np.int64).min)
         np.maximum.at(largest, indices, np.array(times, np.int64)[places])
         latest = largest[order].tolist()
-    return _Distinct(made, counts, at, latest, len(times) - len(places))
+    none = len(times) - len(places)
+    return _Distinct(made, places, indices, order, counts, at, latest, none)
 
 
 _Numbering = tuple[NDArray[np.intp], NDArray[np.int32], NDArray[Any], list[bytes]]
@@ -302,22 +305,36 @@ def _last_of(
     )
 
 
-def _run(
-    rows: list[bytes | None],
+def _each(
+    found: _Distinct,
+    counts: NDArray[np.int64],
+    stored: list[bytes | None],
     times: list[int],
-    running: dict[bytes, int],
-    old: dict[bytes, bytes | None],
     stamps: _Stamps,
 ) -> Updates:
-    """Return one update of a count per record."""
-    updates = Updates.none()
-    for i, (row, time) in enumerate(zip(rows, times, strict=True)):
-        if row is not None:
-            running[row] += 1
-            value = _COUNT.pack(running[row])
-            updates.add(i, stamps.next(row, time), row, value, old[row])
-            old[row] = value
-    return updates
+    """Return one update of a count per entry; `counts` and `stored` are those before the batch."""
+    ranks = np.empty(len(found.order), np.intp)
+    ranks[found.order] = np.arange(len(found.order))
+    row_of = ranks[found.numbers]
+    # How many entries of its row come before each one.
+    by_row = np.argsort(row_of, kind="stable")
+    ends = np.cumsum(found.counts)
+    nth = np.empty(len(row_of), np.int64)
+    nth[by_row] = np.arange(len(row_of)) - np.repeat(ends - found.counts, found.counts)
+    before = counts[row_of] + nth
+    old: list[bytes | None] = before.astype(_COUNTS).view(_COUNT_BYTES).tolist()
+    is_new = np.array([count is None for count in stored])
+    for at in np.flatnonzero((nth == 0) & is_new[row_of]).tolist():
+        old[at] = None
+    rows = list(map(found.rows.__getitem__, row_of.tolist()))
+    places = found.places.tolist()
+    return Updates(
+        places,
+        list(map(stamps.next, rows, map(times.__getitem__, places))),
+        rows,
+        (before + 1).astype(_COUNTS).view(_COUNT_BYTES).tolist(),
+        old,
+    )
 
 
 def _folding(how: Aggregation[Any], keying: Keying, context: NodeContext, tell: Tell) -> Push:

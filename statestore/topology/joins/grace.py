@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from statestore.model.batch import Batch, Column, LazyColumn
+from statestore.model.byte_columns import without
 from statestore.model.decoders import msgpack_decoder
 from statestore.model.ids import TopicPartition
 from statestore.model.records import Serde
@@ -203,11 +204,10 @@ class _Room:
         Return what was stored, the task's stream times at it, and the first record's number.
         """
         side = self._side
-        nulls = set(batch.values.nulls())
+        nulls = batch.values.nulls()
         if nulls:
-            self._context.drop(node, batch, sorted(nulls), "null_key_or_value")
-            places = [i for i in range(len(batch)) if i not in nulls]
-            batch, then = batch.take(places), [then[i] for i in places]
+            self._context.drop(node, batch, nulls, "null_key_or_value")
+            batch, then = batch.without(nulls), without(then, nulls)
         keys = encoded(node, batch, "key", side.key_serde)
         values = encoded(node, batch, "value", side.value_serde, taker=_TAKER)
         headers = batch.headers or [()] * len(keys)

@@ -169,6 +169,8 @@ public final class KafkaStreamsBench {
   private void build(String pipeline) {
     switch (pipeline) {
       case "counting" -> writeCounts(grouped().count(counts("counts")));
+      case "counting_each" ->
+          writeCounts(grouped().count(counts("counts").withCachingDisabled()));
       case "per_record" -> {
         builder.addStateStore(
             Stores.keyValueStoreBuilder(
