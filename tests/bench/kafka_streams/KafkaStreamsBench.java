@@ -170,7 +170,13 @@ public final class KafkaStreamsBench {
     switch (pipeline) {
       case "counting" -> writeCounts(grouped().count(counts("counts")));
       case "counting_each" ->
-          writeCounts(grouped().count(counts("counts").withCachingDisabled()));
+          writeCounts(
+              grouped()
+                  .count(
+                      Materialized.<Bytes, Long, KeyValueStore<Bytes, byte[]>>as("counts")
+                          .withKeySerde(Serdes.Bytes())
+                          .withValueSerde(Serdes.Long())
+                          .withCachingDisabled()));
       case "per_record" -> {
         builder.addStateStore(
             Stores.keyValueStoreBuilder(
