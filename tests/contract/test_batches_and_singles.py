@@ -115,6 +115,63 @@ def test_counts_of_many_keys_do_not_depend_on_batches(*, caching: bool, in_order
         assert played(build, serdes.STRING, rows, lot) == alone, f"seed {seed}, batches of {lot}"
 
 
+@pytest.mark.parametrize(
+    "windows",
+    [
+        None,
+        ss.TumblingWindows(100, grace=150),
+        ss.HoppingWindows(100, 30, grace=150),
+        ss.SessionWindows(20, grace=150),
+    ],
+    ids=["by key", "tumbling", "hopping", "sessions"],
+)
+def test_each_update_of_a_count_is_told_with_what_its_own_record_has(windows: Any) -> None:
+    """Some records have no key, and some are late for some windows or for all."""
+    seed = 31
+    chance = random.Random(seed)
+    records = [
+        Record(chance.choice(["a", "b", "ab", "", None]), "v", 3 * i - chance.randrange(400))
+        for i in range(200, 400)
+    ]
+    records = [record.replace(headers=(("n", b"%d" % i),)) for i, record in enumerate(records)]
+    b = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    grouped: Any = b.stream("in").group_by_key()
+    if windows is not None:
+        grouped = grouped.windowed_by(windows)
+    grouped.count(ss.Materialized("s", caching=False)).to_stream().to("out")
+
+    def told(lot: int) -> tuple[list[Any], object]:
+        with TopologyTestDriver(b.build()) as driver:
+            for start in range(0, len(records), lot):
+                driver.pipe_all("in", records[start : start + lot])
+            found = [(r.key, r.value, r.timestamp_ms, tuple(r.headers)) for r in driver.read("out")]
+            (task,) = driver._tasks.values()
+            return found, task.report.dropped_records
+
+    alone = told(1)
+    assert len(alone[0]) > 100
+    assert alone[1]
+    for lot in (7, 200):
+        found, dropped = told(lot)
+        assert sorted(map(repr, found)) == sorted(map(repr, alone[0])), f"seed {seed}, {lot}"
+        assert dropped == alone[1], f"seed {seed}, batches of {lot}"
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("lot", [1, 3, 50])
+def test_a_new_count_replaces_nothing(*, caching: bool, lot: int) -> None:
+    b = StreamsBuilder(key_serde=serdes.STRING, value_serde=serdes.STRING)
+    counts: Any = b.stream("in").group_by_key().count(ss.Materialized("s", caching=caching))
+    anew = counts.group_by(lambda key, count: (key[:1], count), value_serde=serdes.INT64)
+    anew.count(ss.Materialized("keys")).to_stream().to("out")
+    keys = [f"{'xy'[i % 2]}{i % 7}" for i in range(50)]
+    with TopologyTestDriver(b.build()) as driver:
+        for start in range(0, 50, lot):
+            driver.pipe_all("in", [Record(key, "v", 1) for key in keys[start : start + lot]])
+        found = dict(driver.store("keys").all())
+        assert found == {"x": 7, "y": 7}
+
+
 def test_a_reducer_may_change_its_first_argument() -> None:
     def build(stream: KStream[Any, Any]) -> None:
         stream.group_by_key().reduce(added_in_place, "s").to_stream().to("out")
