@@ -34,8 +34,10 @@ _NO_COUNT = _COUNT.pack(0)
 _COUNTS, _COUNT_BYTES = np.dtype(">i8"), np.dtype("V8")
 
 
-class KeysInWindows(NamedTuple):
-    """Entries of which each counts in the row of a window and a key, if `counted` says so.
+class RowsOfWindows(NamedTuple):
+    """The rows of entries, each a window and a key: nobody has to make them one by one.
+
+    An entry counts in its row if `counted` says so.
 
     `places` has the index of each one's key in `keys`; None: its own. A row begins with the start
     of its window. A null key counts nowhere.
@@ -67,7 +69,7 @@ class Placed(NamedTuple):
     None: each record has one entry, in its place.
     """
 
-    rows: MaybePacked | KeysInWindows
+    rows: MaybePacked | RowsOfWindows
     places: list[int] | None = None
 
     def over(self, batch: Batch) -> Batch:
@@ -77,7 +79,7 @@ class Placed(NamedTuple):
     def objects(self) -> list[bytes | None]:
         """Return the rows as objects."""
         rows = self.rows
-        return rows.objects() if isinstance(rows, KeysInWindows) else unpacked(rows)
+        return rows.objects() if isinstance(rows, RowsOfWindows) else unpacked(rows)
 
 
 class Keying(NamedTuple):
@@ -193,7 +195,7 @@ class _Distinct(NamedTuple):
     none: int
 
 
-def _distinct(rows: MaybePacked | KeysInWindows, times: list[int]) -> _Distinct:
+def _distinct(rows: MaybePacked | RowsOfWindows, times: list[int]) -> _Distinct:
     """Return the distinct rows, in byte order so that neither look-up nor commit has to sort."""
     places, indices, order, made = _numbered(rows)
     size = len(made)
@@ -216,10 +218,10 @@ _Numbering = tuple[NDArray[np.intp], NDArray[np.int32], NDArray[Any], list[bytes
 these numbers in the byte order of the rows; and the distinct rows in that order."""
 
 
-def _numbered(rows: MaybePacked | KeysInWindows) -> _Numbering:
+def _numbered(rows: MaybePacked | RowsOfWindows) -> _Numbering:
     from statestore.topology.aggregates.row_numbers import NumberedRows, NumberedWindows
 
-    if isinstance(rows, KeysInWindows):
+    if isinstance(rows, RowsOfWindows):
         places = np.flatnonzero(rows.counted)
         if isinstance(rows.keys, PackedRows) and not rows.keys.may_have_nulls:
             keys: MaybePacked = rows.keys

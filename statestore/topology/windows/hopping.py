@@ -24,7 +24,7 @@ from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.topology.aggregates.folds import Aggregation, Tell
 from statestore.topology.aggregates.stream_aggregates import (
     Keying,
-    KeysInWindows,
+    RowsOfWindows,
     Placed,
     by_rows,
 )
@@ -201,10 +201,10 @@ def _rows(
 ) -> Placed:
     """Return the rows of keys in so many windows each, from the one that starts at `first`."""
     if not (counts > 1).any():
-        return Placed(KeysInWindows(keys, first, counts > 0))
+        return Placed(RowsOfWindows(keys, first, counts > 0))
     # A record that counts in no window has one entry, without a row.
     entries = np.maximum(counts, 1)
     places = np.repeat(np.arange(len(keys)), entries)
     nth = np.arange(len(places)) - np.repeat(np.cumsum(entries) - entries, entries)
     starts, counted = first[places] + nth * step, counts[places] > 0
-    return Placed(KeysInWindows(keys, starts, counted, places), places.tolist())
+    return Placed(RowsOfWindows(keys, starts, counted, places), places.tolist())
