@@ -24,8 +24,8 @@ from statestore.stores.specs import KeyValueSpec, WindowSpec
 from statestore.topology.aggregates.folds import Aggregation, Tell
 from statestore.topology.aggregates.stream_aggregates import (
     Keying,
-    RowsOfWindows,
     Placed,
+    RowsOfWindows,
     by_rows,
 )
 from statestore.topology.failures import encoded
