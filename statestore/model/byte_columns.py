@@ -9,6 +9,8 @@ from typing_extensions import Buffer
 
 Rows = TypeVar("Rows", bound="list[Any] | PackedRows")
 _ALL_VALID = 0xFF
+# Up to so many gaps, or gaps of so large a part of them, columns stay columns.
+_FEW, _FEW_OF = 100, 64
 
 
 class ByteColumn(NamedTuple):
@@ -136,10 +138,14 @@ class PackedRows(Sequence[bytes | None]):
 
     def without(self, places: Sequence[int]) -> "PackedRows":
         """Return the rows but those at these places, which are in rising order."""
-        kept = spans_between(places, self._size)
-        columns = [part for start, stop in kept for part in self._parts(start, stop)]
+        parts, start, begin = list[ByteColumn](), 0, 0
+        for column in self._columns:
+            end = bisect_left(places, start + column.rows, begin)
+            gaps = [place - start for place in places[begin:end]]
+            parts += [column.part(*span) for span in spans_between(gaps, column.rows)]
+            start, begin = start + column.rows, end
         rows = None if self._rows is None else without(self._rows, places)
-        return PackedRows(columns, self._codec, self._asked, rows)
+        return PackedRows(parts, self._codec, self._asked, rows)
 
     def joined(self) -> ByteColumn:
         """Return the rows as one column in the layout of Arrow."""
@@ -206,8 +212,8 @@ def without(rows: Rows, places: Sequence[int]) -> Rows:
     """Return the rows, a list or columns, but those at these places, which are in rising order."""
     if not places:
         return rows
-    if isinstance(rows, PackedRows):
+    if isinstance(rows, PackedRows) and len(places) <= max(_FEW, len(rows) // _FEW_OF):
         return cast("Rows", rows.without(places))
-    spans = spans_between(places, len(rows))
-    left = list(chain.from_iterable(rows[start:stop] for start, stop in spans))
-    return cast("Rows", left)
+    objects: list[Any] = unpacked(rows)
+    spans = spans_between(places, len(objects))
+    return cast("Rows", list(chain.from_iterable(objects[start:stop] for start, stop in spans)))

@@ -110,6 +110,17 @@ def test_a_column_of_them_does_what_one_of_objects_does(
     assert looked_at(in_pieces(rows, piece)) == looked_at(rows)
 
 
+@pytest.mark.parametrize("apart", [2, 3, 200])
+def test_many_rows_are_left_out_as_a_few_are(apart: int) -> None:
+    rows: Rows = [None if i % apart == 0 else b"%d" % i for i in range(1_000)]
+    left = Column(raw=in_pieces(rows, 7))
+    batch = Batch(keys=left, values=left, timestamps=list(range(1_000)))
+    found = batch.without(left.nulls())
+    assert found.keys.objects == [row for row in rows if row is not None]
+    assert found.timestamps == [i for i, row in enumerate(rows) if row is not None]
+    assert (found.values.packed(serdes.BYTES) is None) == (apart < 200)
+
+
 def test_only_the_bytes_of_the_same_serde_are_there_in_columns() -> None:
     rows = packed([b"a", b"b"])
     assert Column(raw=rows).packed(serdes.STRING) is rows
