@@ -27,8 +27,13 @@ from tests.kafka.secured_rig import (
 )
 from tests.kafka.writing_rig import committed, values_of
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.thorough]
-CALL_S = 300
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.spark,
+    pytest.mark.thorough,
+    pytest.mark.timeout(3_600),
+]
+CALL_S = 1_500
 LINES = [f"{number:03}-line" for number in range(40)]
 
 
