@@ -128,24 +128,29 @@ class PackedRows(Sequence[bytes | None]):
         """Return the rows at a few places in rising order as objects, and make no others."""
         if self._rows is not None:
             return list(map(self._rows.__getitem__, places))
-        found, start, begin = list[bytes | None](), 0, 0
-        for column in self._columns:
-            end = bisect_left(places, start + column.rows, begin)
-            for first, stop in _runs(places[begin:end]):
-                found += self._codec.cut(column.part(first - start, stop - start))
-            start, begin = start + column.rows, end
+        found = list[bytes | None]()
+        for column, mine in self._in_columns(places):
+            for first, stop in _runs(mine):
+                found += self._codec.cut(column.part(first, stop))
         return found
 
     def without(self, places: Sequence[int]) -> "PackedRows":
         """Return the rows but those at these places, which are in rising order."""
-        parts, start, begin = list[ByteColumn](), 0, 0
-        for column in self._columns:
-            end = bisect_left(places, start + column.rows, begin)
-            gaps = [place - start for place in places[begin:end]]
-            parts += [column.part(*span) for span in spans_between(gaps, column.rows)]
-            start, begin = start + column.rows, end
+        parts = [
+            column.part(first, stop)
+            for column, mine in self._in_columns(places)
+            for first, stop in spans_between(mine, column.rows)
+        ]
         rows = None if self._rows is None else without(self._rows, places)
         return PackedRows(parts, self._codec, self._asked, rows)
+
+    def _in_columns(self, places: Sequence[int]) -> Iterator[tuple[ByteColumn, list[int]]]:
+        """Yield each column, and which of the places, in rising order, are in it and where."""
+        start, begin = 0, 0
+        for column in self._columns:
+            end = bisect_left(places, start + column.rows, begin)
+            yield column, [place - start for place in places[begin:end]]
+            start, begin = start + column.rows, end
 
     def joined(self) -> ByteColumn:
         """Return the rows as one column in the layout of Arrow."""

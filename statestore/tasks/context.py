@@ -494,6 +494,8 @@ def _check_unmarked(
     node: SinkNode, batch: Batch, keys: list[bytes | None], values: list[bytes | None]
 ) -> None:
     """NodeFailed for records that those below would take for time marks."""
+    if None not in values:
+        return
     written = batch.with_columns(keys=Column(raw=keys), values=Column(raw=values))
     if places := time_marks.among(written):
         error = ValueError("a record without a value has the key of a time mark of statestore")

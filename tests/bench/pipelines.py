@@ -1,6 +1,7 @@
 """The pipelines the task benchmark runs; their topics come from the environment."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import statestore as ss
@@ -19,37 +20,26 @@ TOTALS = ss.persistent_key_value_store("totals", value_serde=serdes.INT64)
 
 def counting() -> ss.Topology:
     """Count by key, every updated count to the output topic."""
-    builder = ss.StreamsBuilder()
-    (
-        builder.stream(os.environ[INPUT_VARIABLE], name="records")
-        .group_by_key(name="by-key")
-        .count(ss.Materialized(COUNTS), name="count")
-        .to_stream(name="updates")
-        .to(os.environ[OUTPUT_VARIABLE], name="counts-out")
-    )
-    return builder.build()
+    return _counts_of(lambda records: records.group_by_key(name="by-key"))
 
 
 def counting_each() -> ss.Topology:
     """Count by key, each count to the output topic, also those of one key in one batch."""
-    builder = ss.StreamsBuilder()
-    (
-        builder.stream(os.environ[INPUT_VARIABLE], name="records")
-        .group_by_key(name="by-key")
-        .count(ss.Materialized(COUNTS, caching=False), name="count")
-        .to_stream(name="updates")
-        .to(os.environ[OUTPUT_VARIABLE], name="counts-out")
-    )
-    return builder.build()
+    return _counts_of(lambda records: records.group_by_key(name="by-key"), caching=False)
 
 
 def counting_anew() -> ss.Topology:
     """Count by a key of the pipeline's own, behind a repartition topic."""
+    return _counts_of(
+        lambda records: records.group_by(lambda key, _value: key[::-1], name="by-other-key")
+    )
+
+
+def _counts_of(grouped: Callable[[Any], Any], *, caching: bool = True) -> ss.Topology:
     builder = ss.StreamsBuilder()
     (
-        builder.stream(os.environ[INPUT_VARIABLE], name="records")
-        .group_by(lambda key, _value: key[::-1], name="by-other-key")
-        .count(ss.Materialized(COUNTS), name="count")
+        grouped(builder.stream(os.environ[INPUT_VARIABLE], name="records"))
+        .count(ss.Materialized(COUNTS, caching=caching), name="count")
         .to_stream(name="updates")
         .to(os.environ[OUTPUT_VARIABLE], name="counts-out")
     )

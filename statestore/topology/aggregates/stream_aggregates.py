@@ -37,10 +37,8 @@ _COUNTS, _COUNT_BYTES = np.dtype(">i8"), np.dtype("V8")
 class RowsOfWindows(NamedTuple):
     """The rows of entries, each a window and a key: nobody has to make them one by one.
 
-    An entry counts in its row if `counted` says so.
-
-    `places` has the index of each one's key in `keys`; None: its own. A row begins with the start
-    of its window. A null key counts nowhere.
+    An entry counts in its row if `counted` says so. `places` has the index of each one's key in
+    `keys`; None: its own. A row begins with the start of its window. A null key counts nowhere.
     """
 
     keys: MaybePacked

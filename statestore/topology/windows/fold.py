@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statestore.errors import Misuse
-from statestore.model.batch import Batch, no_records
-from statestore.model.byte_columns import MaybePacked, PackedRows
+from statestore.model.batch import Batch, Column, no_records
+from statestore.model.byte_columns import MaybePacked
 from statestore.model.modes import EmitStrategy, Span
 from statestore.stores.in_windows import START, start_of
 from statestore.stores.kinds.registry import kind_of
@@ -204,10 +204,7 @@ def folding(how: Aggregation[Any], fold: Callable[[Batch], Updates], tell: Tell)
 
 def known_keys(keys: MaybePacked) -> NDArray[np.bool_] | None:
     """Return which keys are there; None: all are."""
-    if isinstance(keys, PackedRows):
-        nulls = keys.nulls()
-    else:
-        nulls = [i for i, key in enumerate(keys) if key is None] if None in keys else []
+    nulls = Column(raw=keys).nulls()
     if not nulls:
         return None
     known = np.ones(len(keys), np.bool_)
