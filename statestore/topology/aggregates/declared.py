@@ -113,12 +113,10 @@ class _Part(NamedTuple):
 
         return added
 
-    def folded(
-        self, rows: list[bytes], values: list[Any], states: dict[bytes, Any]
-    ) -> dict[bytes, Any]:
+    def folded(self, rows: list[int], values: list[Any], states: list[Any]) -> list[Any]:
         """Return the states of rows, changed here, with these records more (`folds.Many`)."""
         initial, take, add = self.rule.initial, self.take, self.rule.add
-        for row, state in states.items():
+        for row, state in enumerate(states):
             if state is None:
                 states[row] = initial()
         if take is None:
@@ -229,19 +227,14 @@ class AggregatePlan:
             before = astuple(state)
             return kind(*[add(one, value) for add, one in zip(add_all, before, strict=True)])
 
-        def many(
-            rows: list[bytes], values: list[Any], before: dict[bytes, Any]
-        ) -> dict[bytes, Any]:
+        def many(rows: list[int], values: list[Any], before: list[Any]) -> list[Any]:
             first = astuple(self._initial())
-            states = zip(
-                *[first if state is None else astuple(state) for state in before.values()],
-                strict=True,
-            )
+            states = [first if state is None else astuple(state) for state in before]
             after = [
-                part.folded(rows, values, dict(zip(before, column, strict=True))).values()
-                for part, column in zip(parts, states, strict=True)
+                part.folded(rows, values, list(column))
+                for part, column in zip(parts, zip(*states, strict=True), strict=True)
             ]
-            return dict(zip(before, map(kind, *after), strict=True))
+            return list(map(kind, *after))
 
         return Fold(self._initial, step, self._merged, stable=True, many=many)
 

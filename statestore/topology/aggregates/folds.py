@@ -14,10 +14,11 @@ from statestore.topology.failures import mismatch
 from statestore.topology.nodes import Forward, SendOldValues
 
 Step = Callable[[Any, Any, Any], Any]
-Many = Callable[[list[bytes], list[Any], dict[bytes, Any]], dict[bytes, Any]]
-"""From the row and the value of each record, and the aggregates before, to those after.
+Many = Callable[[list[int], list[Any], list[Any]], list[Any]]
+"""From the row and the value of each record, and the aggregate of each row before, to those after.
 
-Both have each row, in the same order; None: there was none before. There is one after each record.
+A row is a number: its place in both lists of aggregates. None: there was none before; there is one
+after each record.
 """
 S = TypeVar("S", bound=StoreSpec)
 Tell = Callable[[Batch, "Updates"], None]

@@ -52,41 +52,40 @@ class NumberedRows(NamedTuple):
         return cast("list[bytes]", list(map(of.__getitem__, last[order].tolist())))
 
 
-class NumberedWindows(NamedTuple):
-    """Which of the distinct rows each entry is: `indices` into them, in byte order the `order`.
+def ranked_rows(rows: MaybePacked) -> tuple[NDArray[np.intp], list[bytes]]:
+    """Return which of the distinct rows each row is, and these, in byte order.
 
-    A row is the start of a window, then a key. `rows` are the distinct ones, in byte order.
+    No row is null.
     """
+    numbered = NumberedRows.of(rows)
+    order = numbered.order()
+    return _ranks(order)[numbered.indices], numbered.objects(rows, order)
 
-    indices: NDArray[np.int32]
-    order: NDArray[np.intp]
-    rows: list[bytes]
 
-    @classmethod
-    def of(
-        cls,
-        keys: MaybePacked,
-        key_of: NDArray[np.intp],
-        starts: NDArray[np.int64],
-    ) -> Self:
-        """Number entries, of which each has the key at its place in `key_of` and one start.
+def ranked_windows(
+    keys: MaybePacked, key_of: NDArray[np.intp], starts: NDArray[np.int64]
+) -> tuple[NDArray[np.intp], list[bytes]]:
+    """Do the same for entries, of which each has the key at its place in `key_of` and one start.
 
-        No key is null, and no start negative.
-        """
-        numbered = NumberedRows.of(keys)
-        windows, begun = _distinct_numbers(starts)
-        pairs = numbered.indices[key_of].astype(np.int64) * len(begun) + windows
-        indices, distinct = _distinct_numbers(pairs)
-        of_keys, of_windows = np.divmod(distinct, len(begun))
-        order_of_keys = numbered.order()
-        ranks = np.empty(len(order_of_keys), np.int64)
-        ranks[order_of_keys] = np.arange(len(order_of_keys))
-        ranks, begins = ranks[of_keys], begun[of_windows]
-        order = np.lexsort((ranks, begins))
-        made = numbered.objects(keys, order_of_keys)
-        prefixes: list[bytes] = begins[order].astype(_STARTS).view(_START_BYTES).tolist()
-        rows = list(map(add, prefixes, map(made.__getitem__, ranks[order].tolist())))
-        return cls(indices, order, rows)
+    Its row is the start of a window, then the key. No key is null, and no start negative.
+    """
+    rank_of_key, distinct_keys = ranked_rows(keys)
+    windows, begun = _distinct_numbers(starts)
+    pairs = rank_of_key[key_of] * len(begun) + windows
+    indices, distinct = _distinct_numbers(pairs)
+    of_keys, of_windows = np.divmod(distinct, len(begun))
+    begins = begun[of_windows]
+    order = np.lexsort((of_keys, begins))
+    prefixes: list[bytes] = begins[order].astype(_STARTS).view(_START_BYTES).tolist()
+    suffixes = map(distinct_keys.__getitem__, of_keys[order].tolist())
+    return _ranks(order)[indices], list(map(add, prefixes, suffixes))
+
+
+def _ranks(order: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the place of each index in an order of all of them."""
+    ranks = np.empty(len(order), np.intp)
+    ranks[order] = np.arange(len(order))
+    return ranks
 
 
 def _distinct_numbers(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

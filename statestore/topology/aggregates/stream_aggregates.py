@@ -10,7 +10,7 @@ Keeps I24.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import add
 from typing import Any, NamedTuple, cast
@@ -97,14 +97,14 @@ class Keying(NamedTuple):
         keys = encoded(node, batch, "key", self.serde)
         return [i for i, key in enumerate(keys) if key is None]
 
-    def names(self, node: str, batch: Batch, rows: Iterable[bytes]) -> dict[bytes, Any]:
+    def names(self, node: str, batch: Batch, rows: list[bytes]) -> list[Any]:
         """Return the key that a user's function is given for each row of a batch.
 
         NodeFailed for the records whose key cannot be decoded.
         """
         read, at = self.serde.deserialize, self.prefix
         try:
-            return {row: read(row[at:]) for row in rows}
+            return [read(row[at:]) for row in rows]
         except Exception:
             keys = Column(raw=encoded(node, batch, "key", self.serde), serde=self.serde)
             decoded(node, batch.with_columns(keys=keys), "key")
@@ -152,20 +152,14 @@ def _counting(how: Aggregation[Any], keying: Keying, context: NodeContext, tell:
         stored = table.get_many(found.rows)
         joined = b"".join([_NO_COUNT if count is None else count for count in stored])
         counts = np.frombuffer(joined, _COUNTS)
-        after = (counts + found.counts).astype(_COUNTS).view(_COUNT_BYTES).tolist()
+        more = np.bincount(found.numbers, minlength=len(found.rows))
+        after = (counts + more).astype(_COUNTS).view(_COUNT_BYTES).tolist()
         times = table.later(found.rows, found.times)
         if how.every_update:
-            updates = _each(found, counts, stored, came, _Stamps(table, found.rows, came))
+            stamps = _Stamps(table, found.rows, came)
+            updates = _each(found, counts, more, stored, came, stamps)
         else:
-            # Python's numbers, because numpy's take twice as long one by one.
-            order = np.argsort(found.last).tolist()
-            updates = Updates(
-                found.last[order].tolist(),
-                list(map(times.__getitem__, order)),
-                list(map(found.rows.__getitem__, order)),
-                list(map(after.__getitem__, order)),
-                list(map(stored.__getitem__, order)),
-            )
+            updates = _last_of(found, times, after, stored)
         table.put_all(dict(zip(found.rows, after, strict=True)), times)
         if placed.places is not None:
             there = list(map(placed.places.__getitem__, updates.places))
@@ -176,18 +170,15 @@ def _counting(how: Aggregation[Any], keying: Keying, context: NodeContext, tell:
 
 
 class _Distinct(NamedTuple):
-    """The rows of a batch in byte order: their counts, last places and latest times.
+    """The rows of a batch in byte order: the place of each one's last entry, and its latest time.
 
     `places` are those of the entries that count in a row, and `none` is the number of all others.
-    `numbers` says which row each of the former counts in, and `order` has these numbers in the
-    order of the rows.
+    `numbers` says which row each of the former counts in.
     """
 
     rows: list[bytes]
     places: NDArray[np.intp]
-    numbers: NDArray[np.int32]
-    order: NDArray[Any]
-    counts: NDArray[np.int64]
+    numbers: NDArray[np.intp]
     last: NDArray[np.int64]
     times: list[int]
     none: int
@@ -195,29 +186,23 @@ class _Distinct(NamedTuple):
 
 def _distinct(rows: MaybePacked | RowsOfWindows, times: list[int]) -> _Distinct:
     """Return the distinct rows, in byte order so that neither look-up nor commit has to sort."""
-    places, indices, order, made = _numbered(rows)
-    size = len(made)
-    last = np.empty(size, np.int64)
-    last[indices] = np.arange(len(indices))  # Of equal indices, the last assignment stays.
-    counts = np.bincount(indices, minlength=size)[order]
-    at = places[last[order]]
+    places, numbers, made = _numbered(rows)
+    last = np.empty(len(made), np.int64)
+    last[numbers] = places  # Of equal numbers, the last assignment stays.
     if in_order(times):
-        latest = list(map(times.__getitem__, at.tolist()))
+        latest = list(map(times.__getitem__, last.tolist()))
     else:
-        largest = np.full(size, np.iinfo(np.int64).min)
-        np.maximum.at(largest, indices, np.array(times, np.int64)[places])
-        latest = largest[order].tolist()
-    none = len(times) - len(places)
-    return _Distinct(made, places, indices, order, counts, at, latest, none)
+        largest = np.full(len(made), np.iinfo(np.int64).min)
+        np.maximum.at(largest, numbers, np.array(times, np.int64)[places])
+        latest = largest.tolist()
+    return _Distinct(made, places, numbers, last, latest, len(times) - len(places))
 
 
-_Numbering = tuple[NDArray[np.intp], NDArray[np.int32], NDArray[Any], list[bytes]]
-"""Places of the entries that count in a row; the number of each one's row among the distinct rows;
-these numbers in the byte order of the rows; and the distinct rows in that order."""
-
-
-def _numbered(rows: MaybePacked | RowsOfWindows) -> _Numbering:
-    from statestore.topology.aggregates.row_numbers import NumberedRows, NumberedWindows
+def _numbered(
+    rows: MaybePacked | RowsOfWindows,
+) -> tuple[NDArray[np.intp], NDArray[np.intp], list[bytes]]:
+    """Return the places of the entries that count, which row each counts in, and these rows."""
+    from statestore.topology.aggregates.row_numbers import ranked_rows, ranked_windows
 
     if isinstance(rows, RowsOfWindows):
         places = np.flatnonzero(rows.counted)
@@ -226,15 +211,12 @@ def _numbered(rows: MaybePacked | RowsOfWindows) -> _Numbering:
         else:
             keys = [key or b"" for key in unpacked(rows.keys)]
         of_keys = places if rows.places is None else rows.places[places]
-        windows = NumberedWindows.of(keys, of_keys, rows.starts[places])
-        return places, windows.indices, windows.order, windows.rows
+        return places, *ranked_windows(keys, of_keys, rows.starts[places])
     known = _known(rows)
     places = np.arange(len(rows))
     if len(known) < len(rows):
         places = np.array([i for i, row in enumerate(rows) if row is not None], np.intp)
-    numbered = NumberedRows.of(known)
-    order = numbered.order()
-    return places, numbered.indices, order, numbered.objects(known, order)
+    return places, *ranked_rows(known)
 
 
 def _known(rows: MaybePacked) -> MaybePacked:
@@ -264,63 +246,43 @@ class _Stamps:
             times[row] = time
         return time
 
-    def of_rows(
-        self,
-        rows: list[bytes],
-        times: list[int],
-        stored: Mapping[bytes, bytes | None],
-        begun: Iterable[int],
-    ) -> dict[bytes, int]:
-        """Return the time of each row after records of these rows and times.
-
-        `begun`: the places in these lists of the records before which there was no row, if any
-        record ended one.
-        """
-        if self._times is None:
-            return dict(zip(rows, times, strict=True))
-        found = {row: time for row, time in self._times.items() if stored[row] is not None}
-        anew = set(begun)
-        for place, (row, time) in enumerate(zip(rows, times, strict=True)):
-            known = found.get(row)
-            if known is None or time > known or place in anew:
-                found[row] = time
-        return found
-
 
 def _last_of(
-    last: Mapping[bytes, int],
-    times: Mapping[bytes, int],
-    after: Mapping[bytes, bytes | None],
-    old: Mapping[bytes, bytes | None],
+    found: _Distinct,
+    times: list[int],
+    after: list[bytes | None],
+    old: list[bytes | None],
 ) -> Updates:
-    """Return one update per row, at the place of its last record."""
-    places = list(last.values())
-    rows = list(last) if in_order(places) else sorted(last, key=last.__getitem__)
+    """Return one update per row, at the place of its last entry."""
+    # Python's numbers, because numpy's take twice as long one by one.
+    order = np.argsort(found.last)
+    last, numbers = found.last[order].tolist(), order.tolist()
     return Updates(
-        list(map(last.__getitem__, rows)),
-        list(map(times.__getitem__, rows)),
-        rows,
-        list(map(after.__getitem__, rows)),
-        list(map(old.__getitem__, rows)),
+        last,
+        list(map(times.__getitem__, numbers)),
+        list(map(found.rows.__getitem__, numbers)),
+        list(map(after.__getitem__, numbers)),
+        list(map(old.__getitem__, numbers)),
     )
 
 
 def _each(
     found: _Distinct,
     counts: NDArray[np.int64],
+    more: NDArray[np.int64],
     stored: list[bytes | None],
     times: list[int],
     stamps: _Stamps,
 ) -> Updates:
-    """Return one update of a count per entry; `counts` and `stored` are those before the batch."""
-    ranks = np.empty(len(found.order), np.intp)
-    ranks[found.order] = np.arange(len(found.order))
-    row_of = ranks[found.numbers]
+    """Return one update of a count per entry.
+
+    `counts` and `stored` are those before the batch, to which it adds so many `more`.
+    """
+    row_of = found.numbers
     # How many entries of its row come before each one.
     by_row = np.argsort(row_of, kind="stable")
-    ends = np.cumsum(found.counts)
     nth = np.empty(len(row_of), np.int64)
-    nth[by_row] = np.arange(len(row_of)) - np.repeat(ends - found.counts, found.counts)
+    nth[by_row] = np.arange(len(row_of)) - np.repeat(np.cumsum(more) - more, more)
     before = counts[row_of] + nth
     old: list[bytes | None] = before.astype(_COUNTS).view(_COUNT_BYTES).tolist()
     is_new = np.array([count is None for count in stored])
@@ -345,12 +307,13 @@ def _folding(how: Aggregation[Any], keying: Keying, context: NodeContext, tell: 
         placed = keying.place(batch)
         decoded(how.node, batch, "value")  # Each value once, however many rows it counts in.
         batch = placed.over(batch)
-        found = _with_values(context, how.node, batch, keying, placed.objects())
+        found, values = _with_values(context, how.node, batch, keying, placed)
+        if not found.rows:
+            return
         with processing(how.node, batch):
-            after, times, updates = fold.run(table, batch, found)
-        if after:
-            table.put_all(after, list(map(times.__getitem__, after)))
-            tell(batch, updates)
+            after, times, updates = fold.run(table, batch, found, values)
+        table.put_all(dict(zip(found.rows, after, strict=True)), times)
+        tell(batch, updates)
 
     return push
 
@@ -361,71 +324,69 @@ class _Folding:
     keying: Keying
 
     def run(
-        self, table: StagedTable, batch: Batch, found: "_Found"
-    ) -> tuple[dict[bytes, bytes | None], dict[bytes, int], Updates]:
+        self, table: StagedTable, batch: Batch, found: _Distinct, records: list[Any]
+    ) -> tuple[list[bytes | None], list[int], Updates]:
         """Return the new rows, their times and the updates; NodeFailed names a failing record.
 
-        An aggregate passes through its serde from record to record, as it would if each record came
-        in its own batch. So a function may change what it is given, and no result depends on where
-        batches end.
+        `records` are the values of those that count in a row. An aggregate passes through its serde
+        from record to record, as it would if each record came in its own batch. So a function may
+        change what it is given, and no result depends on where batches end.
         """
-        unique = sorted(set(found.rows))
-        stored = dict(zip(unique, table.get_many(unique), strict=True))
+        stored = table.get_many(found.rows)
         decode = self.how.spec.value_serde.deserialize
-        names = self.keying.names(self.how.node, batch, unique)
-        values = {row: None if old is None else decode(old) for row, old in stored.items()}
-        stamps = _Stamps(table, unique, batch.timestamps)
+        names = self.keying.names(self.how.node, batch, found.rows)
+        values = [None if old is None else decode(old) for old in stored]
         if self.how.every_update:
-            noted = _Noted(self.how, stamps, batch, stored)
-            self._step_all(batch, found, names, values, noted)
+            stamps = _Stamps(table, found.rows, batch.timestamps)
+            noted = _Noted(self.how, stamps, batch, found, stored)
+            self._step_all(batch, found, records, names, values, noted)
             return noted.running, noted.times, noted.updates
-        if self._many(found, values):
-            begun: list[int] = []
-        else:
-            begun = self._step_all(batch, found, names, values, None)
-        times = stamps.of_rows(found.rows, found.times_of(batch), stored, begun)
-        last = dict(zip(found.rows, found.places, strict=True))
-        after = dict(zip(values, self._encoded(list(values.values())), strict=True))
-        return after, times, _last_of(last, times, after, stored)
+        begun: list[int] = []
+        made = self._many(found, records, values)
+        if made is None:
+            made, begun = values, self._step_all(batch, found, records, names, values, None)
+        times = _times_of(table, batch, found, stored, begun)
+        after = self._encoded(made)
+        return after, times, _last_of(found, times, after, stored)
 
-    def _many(self, found: "_Found", values: dict[bytes, Any]) -> bool:
-        """Fold all records into the values of their rows at once.
+    def _many(self, found: _Distinct, records: list[Any], values: list[Any]) -> list[Any] | None:
+        """Return the values of the rows, all records folded into them at once.
 
-        False: the fold cannot, or a step is to tell what failed.
+        None: the fold cannot, or a step is to tell what failed.
         """
         many = self.how.fold.many
         if many is None:
-            return False
+            return None
         try:
             # A copy, as it may change what it is given before it fails.
-            after = many(found.rows, found.values, dict(values))
+            return many(found.numbers.tolist(), records, values.copy())
         except Exception:  # noqa: BLE001  # whatever a value of a user's raises
-            return False
-        values.update(after)
-        return True
+            return None
 
     def _step_all(
         self,
         batch: Batch,
-        found: "_Found",
-        names: Mapping[bytes, Any],
-        values: dict[bytes, Any],
+        found: _Distinct,
+        records: list[Any],
+        names: list[Any],
+        values: list[Any],
         noted: "_Noted | None",
     ) -> list[int]:
         """Call the function for each record, in order; `noted` takes in what each has made.
 
-        Return the places among the records of those before which there was no row.
+        `values`, one for each row, are changed. Return the places among the records of those before
+        which there was no row.
         """
         initial, step, *_ = self.how.fold
-        stable, places = self.how.fold.stable, found.places
+        stable, places, numbers = self.how.fold.stable, found.places.tolist(), found.numbers
         unchanged = serdes.unchanged(self.how.spec.value_serde)
         begun: list[int] = []
         # The rows whose value may be changed, or which the serde may give back as another one, by
         # the places of the records that made them.
-        made: dict[bytes, int] = {}
+        made: dict[int, int] = {}
 
         def fold(ahead: Iterator[Any]) -> None:
-            for at, (value, row) in enumerate(zip(ahead, found.rows, strict=True)):
+            for at, (value, row) in enumerate(zip(ahead, numbers.tolist(), strict=True)):
                 old = values[row]
                 if row in made:
                     data = None if noted is None else noted.running[row]
@@ -440,7 +401,7 @@ class _Folding:
                 if not (stable or type(new) in unchanged):
                     made[row] = places[at]
 
-        each(self.how.node, batch, found.values, fold, place_of=places.__getitem__)
+        each(self.how.node, batch, records, fold, place_of=places.__getitem__)
         return begun
 
     def _reread(self, batch: Batch, place: int, value: Any, data: bytes | None) -> Any:
@@ -459,17 +420,36 @@ class _Folding:
             return list(map(self.how.encode, values))
 
 
-class _Found(NamedTuple):
-    """The records of a batch that count in a row: their rows, values and places."""
+def _times_of(
+    table: StagedTable,
+    batch: Batch,
+    found: _Distinct,
+    stored: list[bytes | None],
+    begun: list[int],
+) -> list[int]:
+    """Return the time of each row after the records of a batch.
 
-    rows: list[bytes]
-    values: list[Any]
-    places: Sequence[int]
-
-    def times_of(self, batch: Batch) -> list[int]:
-        """Return the times of these records."""
-        times = batch.timestamps
-        return times if len(self.rows) == len(times) else [times[i] for i in self.places]
+    `begun`: the places, among the records that count, of those before which there was no row.
+    """
+    times = found.times
+    if len(begun) > stored.count(None):
+        # A row that ended and began again has the time of what came since.
+        came = map(batch.timestamps.__getitem__, found.places.tolist())
+        anew, known = set(begun), dict[int, int]()
+        for at, (row, time) in enumerate(zip(found.numbers.tolist(), came, strict=True)):
+            known[row] = time if at in anew else max(time, known.get(row, time))
+        times = [known[row] for row in range(len(times))]
+        rows_begun = set(found.numbers[begun].tolist())
+    else:
+        rows_begun = {row for row, old in enumerate(stored) if old is None}
+    if table.all_latest(times):
+        return times
+    there = [row for row in range(len(times)) if row not in rows_begun]
+    later = table.later([found.rows[row] for row in there], [times[row] for row in there])
+    raised = times.copy()
+    for row, time in zip(there, later, strict=True):
+        raised[row] = time
+    return raised
 
 
 class _Noted:
@@ -480,49 +460,47 @@ class _Noted:
         how: Aggregation[Any],
         stamps: _Stamps,
         batch: Batch,
-        stored: dict[bytes, bytes | None],
+        found: _Distinct,
+        stored: list[bytes | None],
     ) -> None:
-        self.times: dict[bytes, int] = {}
+        self.times = found.times.copy()
         self.updates = Updates.none()
-        self.running = dict(stored)
+        self.running = stored.copy()
+        self._rows = found.rows
         self._how = how
         self._stamps = stamps
         self._came = batch.timestamps
 
-    def add(self, place: int, row: bytes, new: Any, *, is_new: bool) -> None:
+    def add(self, place: int, row: int, new: Any, *, is_new: bool) -> None:
         """Note what the record at `place` made of a row; `is_new`: there was none."""
-        time = self.times[row] = self._stamps.next(row, self._came[place], is_new=is_new)
+        key = self._rows[row]
+        time = self.times[row] = self._stamps.next(key, self._came[place], is_new=is_new)
         data = self._how.encode(new)
-        self.updates.add(place, time, row, data, self.running[row])
+        self.updates.add(place, time, key, data, self.running[row])
         self.running[row] = data
 
 
 def _with_values(
-    context: NodeContext,
-    node: str,
-    batch: Batch,
-    keying: Keying,
-    rows: list[bytes | None],
-) -> _Found:
-    """Return the records that have a row and a value, if that must not be null; drop the others."""
-    values, drops_nulls = decoded(node, batch, "value"), keying.drops_nulls
-    if not any_none(rows) and not (drops_nulls and any_none(values)):
-        return _Found(cast("list[bytes]", rows), values, range(len(rows)))
-    places = [
-        i
-        for i, (row, value) in enumerate(zip(rows, values, strict=True))
-        if row is not None and (value is not None or not drops_nulls)
-    ]
-    if len(places) < len(rows):
-        kept, keyless = set(places), set(keying.without_key(node, batch))
-        # A record that has a key but no row was dropped, and counted, by the Keying.
-        nulls = [
-            i for i, row in enumerate(rows) if i not in kept and (row is not None or i in keyless)
-        ]
-        _drop(context, node, batch, nulls, "null_key_or_value" if drops_nulls else "null_key")
-    return _Found(
-        [row for i in places if (row := rows[i]) is not None], [values[i] for i in places], places
-    )
+    context: NodeContext, node: str, batch: Batch, keying: Keying, placed: Placed
+) -> tuple[_Distinct, list[Any]]:
+    """Return the rows that records count in, and the values of these records; drop the others.
+
+    A value must not be null, if the keying says so.
+    """
+    values, rows = decoded(node, batch, "value"), placed.rows
+    valueless: list[int] = []
+    if keying.drops_nulls and any_none(values):
+        rows = placed.objects().copy()
+        valueless = [i for i, value in enumerate(values) if value is None and rows[i] is not None]
+        for i in valueless:
+            rows[i] = None
+    found = _distinct(rows, batch.timestamps)
+    if not found.none:
+        return found, values
+    # A record that has a key but no row was dropped, and counted, by the Keying.
+    nulls = sorted({*valueless, *keying.without_key(node, batch)})
+    _drop(context, node, batch, nulls, "null_key_or_value" if keying.drops_nulls else "null_key")
+    return found, list(map(values.__getitem__, found.places.tolist()))
 
 
 def _drop(context: NodeContext, node: str, batch: Batch, indices: list[int], reason: str) -> None:
