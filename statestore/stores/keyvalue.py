@@ -18,6 +18,7 @@ from statestore.model.records import K, V
 from statestore.stores import offsets
 from statestore.stores.codec import Codec
 from statestore.stores.expiry import ExpiringRows, ExpiringTable, forget_times
+from statestore.stores.pending import MISSING
 from statestore.stores.reads import Entry, LiveSource, Reader, Rows, RowScan, SourceRows, joined
 from statestore.stores.row_times import RowTimes
 from statestore.stores.specs import KeyValueSpec
@@ -176,10 +177,11 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
         self._plain_keys = spec.key_serde is serdes.BYTES
         self._plain_values = spec.value_serde is serdes.BYTES
         self._read_value, self._serialize = self._codec.read_value, spec.value_serde.serialize
-        self._put, self._get = self.table.put, self.table.get
+        self._put, self._failure = self.table.put, staged.failure
         # Of rows that expire, only their table knows which are still there.
         shown = type(self.table) is StagedTable
         self._pending: Mapping[bytes, bytes | None] = self.table.staged_rows if shown else {}
+        self._get = self.table.get_committed if shown else self.table.get
         self._metrics = staged.metrics
 
     # These reads are counted and skip the partitions; all others are those of the reader.
@@ -192,12 +194,13 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
         """Return the value, looking at pending writes first, or `default`."""
         self._metrics.gets += 1
         data: Any = key if self._plain_keys and type(key) is bytes else self._codec.key(key)
-        value = self._pending.get(data)
-        if value is None:
-            value = self._get(data)
-            if value is None:
-                return default
-        return self._read_value(value)
+        value: Any = self._pending.get(data, MISSING)
+        if value is MISSING:
+            try:
+                value = self._get(data)
+            except Exception as error:
+                raise self._failure(error) from error
+        return default if value is None else self._read_value(value)
 
     def __contains__(self, key: K) -> bool:
         self._metrics.gets += 1

@@ -45,7 +45,8 @@ class StagedTable:
         self._note_one: Final = None if times is None else times.note_one
         self._unkept_times: Final = None if times is None else times.unkept
         self._table: Final = staged.table(name)
-        self._get: Final = self._table.get
+        # The engine's own, without pending writes; what it raises is the engine's, too.
+        self.get_committed: Final = self._table.get
         self._metrics: Final = staged.metrics
         self.is_open: Final = staged.is_open
         self.check_open: Final = staged.check_open
@@ -63,7 +64,7 @@ class StagedTable:
             value = entries[key]
         else:
             try:
-                value = self._get(key)
+                value = self.get_committed(key)
             except Exception as error:
                 raise self._staged.failure(error) from error
         return default if value is None else value

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from statestore.model.batch import any_none
 from statestore.topology.flows import Look
 
 FIXED: Final = frozenset({type(None), str, bytes, int, float, bool})
@@ -43,6 +44,8 @@ def rows_of(look: Look, keys: Sequence[bytes | None]) -> list[Any]:
     kinds = set(copies.values())
     if len(kinds) == 1 and (copy := kinds.pop()) is not None:
         # The first record of a key could have the row itself, but a look at each costs more.
+        if len(copies) == len(rows) and not any_none(found):
+            return list(map(copy, found))
         return [row if type(row) in FIXED else copy(row) for row in found]
     seen: set[bytes] = set()
     again: list[tuple[bytes, int]] = []
