@@ -23,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from statestore.model import big_endian
 from statestore.ports import Table, Writes
 from statestore.stores.pending import MISSING, Missing, UndoLog
 
@@ -31,7 +32,6 @@ NO_ROW_MS: Final = -(1 << 63) - 1
 _ROW: Final = b"t"
 _LATEST_KEY: Final = b"m"
 _TIME: Final = struct.Struct(">q")
-_TIMES, _TIME_BYTES = np.dtype(">i8"), np.dtype("V8")
 _COST: Final = 80
 """Bytes charged per pending time: a dict slot and an int; the key is the one of its row."""
 
@@ -243,8 +243,7 @@ def _rows(writes: Writes, known: list[int | None]) -> dict[bytes, bytes | None]:
     """Return the rows of these times; without a loop if all writes are puts at known times."""
     keys = map(add, repeat(_ROW), writes)
     if all(writes.values()) and None not in known:
-        packed: list[bytes] = np.array(known, _TIMES).view(_TIME_BYTES).tolist()
-        return dict(zip(keys, packed, strict=True))
+        return dict(zip(keys, big_endian.packed(np.array(known, np.int64)), strict=True))
     made: dict[bytes, bytes | None] = {}
     for at, value, time in zip(keys, writes.values(), known, strict=True):
         if value is None:

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
+from operator import add
 from typing import Any, ClassVar, Final
 
 from statestore.model.ids import PositionBound
@@ -61,6 +62,17 @@ def indexed(writes: Writes) -> Entries:
         for row, value in writes.items()
         if row != TIME_ROW
     }
+
+
+def rows_that_find(
+    keys: list[bytes], owners: Iterable[int], starts: Iterable[bytes]
+) -> list[bytes]:
+    """Return the rows that find windows by their keys.
+
+    `owners` has the place among the keys of each window's, `starts` how its row begins.
+    """
+    of_keys = list(map(_index_of, keys))
+    return list(map(add, map(of_keys.__getitem__, owners), starts))
 
 
 def expired_ms(time_row: bytes | None, kept_ms: int) -> int:

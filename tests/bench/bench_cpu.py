@@ -50,6 +50,7 @@ JOBS: Final = {
     "in_functions": Job(pipelines_in_columns.in_functions, OBJECTS),
     "per_record": Job(pipelines.per_record),
     "sessions": Job(pipelines.sessions),
+    "slides": Job(pipelines.slides),
     "joining": Job(pipelines.joining),
     "versions": Job(pipelines.versions),
 }

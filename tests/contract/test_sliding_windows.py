@@ -12,6 +12,7 @@ from statestore import serdes
 from statestore.errors import Misuse
 from statestore.testing.driver import TopologyTestDriver
 from statestore.topology.graph import Topology
+from statestore.topology.windows import sliding
 from tests.unit.poison_rig import dropped
 
 Record = tuple[str, Any, int]
@@ -123,6 +124,52 @@ def test_late_records_and_deletes_do_the_same_in_any_batches(seed: int, fold: st
                 driver.pipe_all("in", part)
             outcomes.append((told(driver), dropped(driver)))
     assert outcomes[0] == outcomes[1], f"seed {seed}"
+
+
+@pytest.mark.parametrize("emit", ["on_update", "on_window_close"])
+@pytest.mark.parametrize("seed", range(60))
+def test_counts_of_many_records_at_once_are_those_of_one_after_another(
+    seed: int, emit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    windows = ss.SlidingWindows(rng.choice([0, 1, 3, 10]), grace=rng.choice([0, 5, 20, WIDE]))
+    made = topology(windows, "count", emit=emit, caching=True)
+    keys = [*KEYS, *map(str, range(rng.choice([0, 3, 30])))]
+    late, now = rng.choice([0, 0, 3, 30]), rng.choice([0, 100, 1 << 40])
+    lots: list[list[Any]] = []
+    for _ in range(8):
+        lot: list[Any] = []
+        for _ in range(rng.choice([1, 5, 60])):
+            now += rng.choice([0, 1, 1, 2, 5, 30])
+            record = (rng.choice(keys), rng.randint(0, 9), max(now - rng.randint(0, late), 0))
+            lot.append(rng.choice([record] * 30 + [(None, *record[1:]), (record[0], None, now)]))
+        now += rng.choice([0, 0, 15])
+        lots.append(lot)
+    outcomes = []
+    for least in (1, 1_000_000):
+        monkeypatch.setattr(sliding, "_AT_ONCE_MIN", least)
+        with TopologyTestDriver(made) as driver:
+            updates = []
+            for lot in lots:
+                driver.pipe_all("in", lot)
+                updates.append(told(driver))
+            (task,) = driver._tasks.values()
+            table = task._stores.opened["kept"].table()
+            kept = list(table.scan())
+            times = table.times_of([row for row, _ in kept])
+            outcomes.append((updates, dropped(driver), kept, times))
+    assert outcomes[0] == outcomes[1], f"seed {seed}"
+
+
+def test_keys_and_times_that_fit_into_no_number_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sliding, "_AT_ONCE_MIN", 1)
+    far = 1 << 61
+    made = topology(ss.SlidingWindows(10, grace=far), "count", caching=True)
+    with TopologyTestDriver(made) as driver:
+        driver.pipe_all("in", [*[(str(n), 1, 10) for n in range(9)], ("0", 1, far)])
+        assert latest(told(driver)) == {**{(str(n), 0): 1 for n in range(9)}, ("0", far - 10): 1}
 
 
 @pytest.mark.parametrize("seed", range(15))

@@ -82,6 +82,16 @@ class Updates(NamedTuple):
         """How many rows there are more than before; negative: fewer."""
         return self.old_values.count(None) - self.values.count(None)
 
+    def picked(self, numbers: list[int]) -> "Updates":
+        """Return the updates of these numbers, in their order."""
+        return Updates(
+            list(map(self.places.__getitem__, numbers)),
+            list(map(self.times.__getitem__, numbers)),
+            list(map(self.rows.__getitem__, numbers)),
+            list(map(self.values.__getitem__, numbers)),
+            list(map(self.old_values.__getitem__, numbers)),
+        )
+
     def add(
         self, place: int, time: int, row: bytes, value: bytes | None, old_value: bytes | None
     ) -> None:

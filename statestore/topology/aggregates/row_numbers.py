@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from statestore.model import big_endian
 from statestore.model.byte_columns import ByteColumn, MaybePacked, PackedRows
 
 Kind = TypeVar("Kind", bound=np.generic)
-_STARTS, _START_BYTES = np.dtype(">i8"), np.dtype("V8")
 
 
 class NumberedRows(NamedTuple):
@@ -76,7 +76,7 @@ def ranked_windows(
     of_keys, of_windows = np.divmod(distinct, len(begun))
     begins = begun[of_windows]
     order = np.lexsort((of_keys, begins))
-    prefixes: list[bytes] = begins[order].astype(_STARTS).view(_START_BYTES).tolist()
+    prefixes: list[bytes] = big_endian.packed(begins[order])
     suffixes = map(distinct_keys.__getitem__, of_keys[order].tolist())
     return _ranks(order)[indices], list(map(add, prefixes, suffixes))
 

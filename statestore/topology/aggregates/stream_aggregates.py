@@ -9,7 +9,6 @@ how many rows a record counts.
 Keeps I24.
 """
 
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import add
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statestore import serdes
+from statestore.model import big_endian
 from statestore.model.batch import Batch, Column, any_none
 from statestore.model.byte_columns import MaybePacked, PackedRows, unpacked
 from statestore.model.records import Serde
@@ -28,10 +28,7 @@ from statestore.topology.aggregates.folds import Aggregation, Tell, Updates
 from statestore.topology.failures import decoded, each, encoded, failed_at, processing
 from statestore.topology.nodes import Build, NodeContext, Push, in_order
 
-# INT64's bytes, one by one and as arrays.
-_COUNT = struct.Struct(">q")
-_NO_COUNT = _COUNT.pack(0)
-_COUNTS, _COUNT_BYTES = np.dtype(">i8"), np.dtype("V8")
+_NO_COUNT = serdes.INT64.serialize(0)
 
 
 class RowsOfWindows(NamedTuple):
@@ -51,7 +48,7 @@ class RowsOfWindows(NamedTuple):
         keys = unpacked(self.keys)
         if self.places is not None:
             keys = list(map(keys.__getitem__, self.places.tolist()))
-        prefixes: list[bytes] = self.starts.astype(_COUNTS).view(_COUNT_BYTES).tolist()
+        prefixes: list[bytes] = big_endian.packed(self.starts)
         if self.counted.all():
             return list(map(add, prefixes, cast("list[bytes]", keys)))
         return [
@@ -150,10 +147,9 @@ def _counting(how: Aggregation[Any], keying: Keying, context: NodeContext, tell:
         if not found.rows:
             return
         stored = table.get_many(found.rows)
-        joined = b"".join([_NO_COUNT if count is None else count for count in stored])
-        counts = np.frombuffer(joined, _COUNTS)
+        counts = big_endian.unpacked([_NO_COUNT if count is None else count for count in stored])
         more = np.bincount(found.numbers, minlength=len(found.rows))
-        after = (counts + more).astype(_COUNTS).view(_COUNT_BYTES).tolist()
+        after = big_endian.packed(counts + more)
         times = table.later(found.rows, found.times)
         if how.every_update:
             stamps = _Stamps(table, found.rows, came)
@@ -255,15 +251,8 @@ def _last_of(
 ) -> Updates:
     """Return one update per row, at the place of its last entry."""
     # Python's numbers, because numpy's take twice as long one by one.
-    order = np.argsort(found.last)
-    last, numbers = found.last[order].tolist(), order.tolist()
-    return Updates(
-        last,
-        list(map(times.__getitem__, numbers)),
-        list(map(found.rows.__getitem__, numbers)),
-        list(map(after.__getitem__, numbers)),
-        list(map(old.__getitem__, numbers)),
-    )
+    updates = Updates(found.last.tolist(), times, found.rows, after, old)
+    return updates.picked(np.argsort(found.last).tolist())
 
 
 def _each(
@@ -284,7 +273,7 @@ def _each(
     nth = np.empty(len(row_of), np.int64)
     nth[by_row] = np.arange(len(row_of)) - np.repeat(np.cumsum(more) - more, more)
     before = counts[row_of] + nth
-    old: list[bytes | None] = before.astype(_COUNTS).view(_COUNT_BYTES).tolist()
+    old = big_endian.packed(before)
     is_new = np.array([count is None for count in stored])
     for at in np.flatnonzero((nth == 0) & is_new[row_of]).tolist():
         old[at] = None
@@ -294,7 +283,7 @@ def _each(
         places,
         list(map(stamps.next, rows, map(times.__getitem__, places))),
         rows,
-        (before + 1).astype(_COUNTS).view(_COUNT_BYTES).tolist(),
+        big_endian.packed(before + 1),
         old,
     )
 

@@ -18,12 +18,11 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.batch import Batch
-from statestore.model.byte_columns import MaybePacked, without
+from statestore.model.byte_columns import without
 from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import SESSION_BYTES
@@ -34,6 +33,7 @@ from statestore.topology.failures import decoded, each, encoded, made_by
 from statestore.topology.nodes import NodeContext, Push
 from statestore.topology.windows.closing import Closing
 from statestore.topology.windows.fold import InTime, Timing, folding, known_keys
+from statestore.topology.windows.records_by_key import RecordsByKey
 
 
 @dataclass(frozen=True, init=False)
@@ -252,37 +252,12 @@ class _Sessions:
             self._table.put_all(writes, list(map(stamps.__getitem__, writes)))
 
 
-class _Records:
-    """The records of a batch that may count, by key.
-
-    `places` are their indices in the batch, `owners` the index of each one's key in `keys`, `lows`
-    and `highs` the earliest and the latest time of each key.
-    """
-
-    def __init__(
-        self,
-        places: NDArray[np.intp],
-        times: NDArray[np.int64],
-        closed: NDArray[np.int64],
-        keys: MaybePacked,
-    ) -> None:
-        """`keys` are those of the records, and none of them is null."""
-        from statestore.topology.aggregates.row_numbers import NumberedRows
-
-        numbered = NumberedRows.of(keys)
-        self.places = places
-        self.times = times
-        self.closed = closed
-        self.keys = numbered.objects(keys)
-        self.owners = numbered.indices
-        self.lows = np.full(len(self.keys), np.iinfo(np.int64).max)
-        self.highs = np.full(len(self.keys), -1)
-        np.minimum.at(self.lows, self.owners, times)
-        np.maximum.at(self.highs, self.owners, times)
+class _Records(RecordsByKey):
+    """The records of a batch, and what of them goes into one session."""
 
     def stretches(self, gap: int) -> Iterable["_Stretch"]:
         """Return the stretches of records that are within a gap of each other."""
-        order = np.lexsort((self.times, self.owners))
+        order = self.in_time()
         owners, times, places = self.owners[order], self.times[order], self.places[order]
         begins = np.flatnonzero(
             np.concatenate(([True], (owners[1:] != owners[:-1]) | (np.diff(times) > gap)))

@@ -12,7 +12,7 @@ are folded one after another in memory, and what changed is written once.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -22,7 +22,8 @@ import numpy as np
 
 from statestore import serdes
 from statestore.errors import Misuse
-from statestore.model.batch import Batch
+from statestore.model.batch import Batch, Column
+from statestore.model.byte_columns import without
 from statestore.model.keywords import renamed
 from statestore.model.modes import Span, span_ms
 from statestore.model.records import WINDOW_BYTES
@@ -35,6 +36,11 @@ from statestore.topology.failures import decoded, each, encoded, made_by
 from statestore.topology.nodes import NodeContext, Push
 from statestore.topology.windows.closing import Closing
 from statestore.topology.windows.fold import InTime, Timing, folding
+from statestore.topology.windows.records_by_key import RecordsByKey
+from statestore.topology.windows.sliding_counts import CountsApart
+
+# Fewer records are folded one by one, as the passes over all of them take longer.
+_AT_ONCE_MIN = 100
 
 
 @dataclass(frozen=True, init=False)
@@ -173,71 +179,90 @@ class _Sliding:
 
     def fold(self, batch: Batch) -> Updates:
         """Fold the records of a batch into their windows, and return what changed."""
-        how = self._how
-        keys = encoded(how.node, batch, "key", how.spec.inner)
+        how, difference = self._how, self._difference_ms
+        serde = how.spec.inner
+        keys = batch.keys.packed(serde) or encoded(how.node, batch, "key", serde)
         values = decoded(how.node, batch, "value")
-        missing = [
-            i for i, pair in enumerate(zip(keys, values, strict=True)) if None in (pair[0], pair[1])
-        ]
+        missing = sorted({*Column(raw=keys).nulls(), *Column(objects=values).nulls()})
         known = None
         if missing:
             self._context.drop(how.node, batch, missing, "null_key_or_value")
             known = np.ones(len(keys), np.bool_)
             known[missing] = False
         times = np.array(batch.timestamps, np.int64)
-        closed = self._clock.observe(batch, times, known).tolist()
-        left_out, late, rows = set(missing), [], []
-        for i, time in enumerate(batch.timestamps):
-            if i in left_out:
-                continue
-            if time < 0 or time + self._difference_ms + 1 <= closed[i]:
-                late.append(i)
-            else:
-                rows.append(i)
+        before_ms = self._clock.latest_ms
+        closed = self._clock.observe(batch, times, known)
+        in_time = (times >= 0) & (times + difference + 1 > closed)
+        taken = in_time if known is None else in_time & known
+        late = np.flatnonzero(~in_time & (True if known is None else known)).tolist()
         if late:
             self._clock.drop_late(batch, late, len(late))
-        of_keys = self._look_up([(keys[i], batch.timestamps[i]) for i in rows])
-        work = _Folding(how, self._difference_ms, batch)
+        places = np.flatnonzero(taken)
+        if not len(places):
+            return Updates.none()
+        present = without(keys, np.flatnonzero(~taken).tolist())
+        records = RecordsByKey(places, times[places], closed[places], present)
+        of_keys = self._look_up(records, before_ms)
+        apart = None
+        if how.fold.counts and not how.every_update and len(places) >= _AT_ONCE_MIN:
+            apart = CountsApart(records, difference, list(of_keys))
+            places = places[~apart.whole[records.owners]]
+        work = _Folding(how, difference, batch)
+        rows, ends, owners = places.tolist(), closed.tolist(), dict[int, int]()
+        if rows:
+            owners = dict(zip(records.places.tolist(), records.owners.tolist(), strict=True))
+        for owner in map(owners.__getitem__, rows):
+            if owner not in of_keys:
+                of_keys[owner] = _OfKey(records.keys[owner])
 
         def fold_all(ahead: Iterator[int]) -> None:
             for i in ahead:
-                work.one(of_keys[keys[i]], i, values[i], closed[i])
+                work.one(of_keys[owners[i]], i, values[i], ends[i])
 
         each(how.node, batch, rows, fold_all, place_of=rows.__getitem__)
-        self._write(of_keys, work)
-        return work.updates if how.every_update else work.changes(of_keys)
+        self._write(of_keys.values(), work)
+        if how.every_update:
+            return work.updates
+        changed = work.changes(of_keys.values())
+        return changed if apart is None else _merged(apart.put(self._table), changed)
 
-    def _look_up(self, records: list[tuple[Any, int]]) -> dict[Any, _OfKey]:
-        """Return the windows that the records of each key may change or begin with."""
-        lows: dict[bytes, int] = {}
-        highs: dict[bytes, int] = {}
-        for key, time in records:
-            lows[key] = min(time, lows.get(key, time))
-            highs[key] = max(time, highs.get(key, time))
+    def _look_up(self, records: RecordsByKey, before_ms: int) -> dict[int, _OfKey]:
+        """Return the windows that records may change or begin with, by the number of their key.
+
+        `before_ms`: the latest time of a record before these. A key without such windows is not
+        among them.
+        """
+        difference = self._difference_ms
+        near = np.flatnonzero(records.lows - difference <= before_ms)
+        firsts = np.maximum(records.lows[near] - 2 * difference, 0).tolist()
+        bounds = zip(near.tolist(), firsts, (records.highs[near] + 1).tolist(), strict=True)
         ranges = sorted(
-            (*range_of_key(key, max(low - 2 * self._difference_ms, 0), highs[key] + 1), key)
-            for key, low in lows.items()
+            (*range_of_key(records.keys[owner], first, last), owner)
+            for owner, first, last in bounds
         )
         found = self._table.scan_many([(lo, hi) for lo, hi, _ in ranges]) if ranges else []
         asked = [
-            at[-START.size :] + key
-            for (_, _, key), pairs in zip(ranges, found, strict=True)
+            (at[-START.size :] + records.keys[owner], owner)
+            for (_, _, owner), pairs in zip(ranges, found, strict=True)
             for at, _ in pairs
         ]
-        stored = self._table.get_many(asked) if asked else []
-        times = self._table.times_of(asked) if asked else []
-        of_keys: dict[Any, _OfKey] = {key: _OfKey(key) for key in lows}
-        for row, data, kept_ms in zip(asked, stored, times, strict=True):
+        rows = [row for row, _ in asked]
+        stored = self._table.get_many(rows) if rows else []
+        times = self._table.times_of(rows) if rows else []
+        of_keys: dict[int, _OfKey] = {}
+        for (row, owner), data, kept_ms in zip(asked, stored, times, strict=True):
             start = start_of(row)
-            latest = start + self._difference_ms if kept_ms is None else kept_ms
-            of_keys[row[START.size :]].add(start, _Window(data, latest))
+            latest = start + difference if kept_ms is None else kept_ms
+            if owner not in of_keys:
+                of_keys[owner] = _OfKey(records.keys[owner])
+            of_keys[owner].add(start, _Window(data, latest))
         return of_keys
 
-    def _write(self, of_keys: dict[Any, _OfKey], work: "_Folding") -> None:
+    def _write(self, of_keys: Iterable[_OfKey], work: "_Folding") -> None:
         writes: dict[bytes, bytes | None] = {}
         stamps: list[int] = []
         indices: Entries = {}
-        for of in of_keys.values():
+        for of in of_keys:
             for start, window in (*of.by_start.items(), *of.gone.items()):
                 if window.place < 0:
                     continue
@@ -253,6 +278,20 @@ class _Sliding:
             self._table.put_all(writes, stamps)
         if indices:
             self._table.put_all(indices, [0] * len(indices))
+
+
+def _merged(one: Updates, other: Updates) -> Updates:
+    """Return the updates of both in the order of their places, which have no place in common."""
+    if not one.rows or not other.rows:
+        return one if one.rows else other
+    both = Updates(
+        one.places + other.places,
+        one.times + other.times,
+        one.rows + other.rows,
+        one.values + other.values,
+        one.old_values + other.old_values,
+    )
+    return both.picked(np.argsort(both.places, kind="stable").tolist())
 
 
 class _Folding:
@@ -284,10 +323,10 @@ class _Folding:
         else:
             self._in_order(of, time)
 
-    def changes(self, of_keys: dict[Any, _OfKey]) -> Updates:
+    def changes(self, of_keys: Iterable[_OfKey]) -> Updates:
         """Return one update for each window that changed."""
         found = []
-        for of in of_keys.values():
+        for of in of_keys:
             for start, window in (*of.by_start.items(), *of.gone.items()):
                 if window.place >= 0:
                     data = None if start in of.gone else self.encode(window)
