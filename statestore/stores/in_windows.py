@@ -32,12 +32,12 @@ from statestore.stores.reads import (
     SourceRows,
     joined,
 )
-from statestore.stores.specs import InWindowsSpec
+from statestore.stores.specs import FOLLOWING, InWindowsSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.transactional import TransactionalBase
 
 TIME_ROW: Final = b"t"
-UNLOGGED: Final = b"\x80"
+UNLOGGED: Final = FOLLOWING
 """Times are not negative, so the rows of windows and of stream time come before."""
 START: Final = struct.Struct(">q")
 TIME_MAX: Final = (1 << 63) - 1

@@ -161,7 +161,10 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
         if owned_by_task:
             expires = spec.ttl_ms is not None
             times = RowTimes(
-                staged.table(offsets.TABLE), kept=spec.row_times or expires, of_stream=expires
+                staged.table(offsets.TABLE),
+                kept=spec.row_times or expires,
+                of_stream=expires,
+                untimed_from=spec.untimed_from,
             )
             staged.keep_sized(times)
         self.table = _table(staged, times, spec.ttl_ms)

@@ -6,7 +6,7 @@ and a copy of a dict are atomic under the interpreter's lock, so they see each w
 Keeps I3.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 ENTRY_COST: Final = 96
 """Bytes charged per pending entry besides key and value: the dict slot and two object headers."""
+_PASSES: Final = 4
+"""How often pending writes are passed one by one before they are sorted for what is asked next."""
 
 
 class Missing:
@@ -87,13 +89,14 @@ class Overlay:
     and no savepoint is open, so that a put has nothing to note but the row and its size.
     """
 
-    __slots__ = ("_sorted", "_undo", "deletes", "entries", "is_plain", "size_bytes")
+    __slots__ = ("_passed", "_sorted", "_undo", "deletes", "entries", "is_plain", "size_bytes")
 
     def __init__(self) -> None:
         self.entries: Entries = {}
         self.size_bytes = 0
         self.deletes = 0
         self._sorted: SortedList = SortedList()
+        self._passed = 0
         self._undo: UndoLog[bytes | None] | None = None
         self.is_plain = True
 
@@ -141,6 +144,7 @@ class Overlay:
         """Forget everything pending, and all marks."""
         self.entries.clear()
         self._sorted = SortedList()
+        self._passed = 0
         self._undo = None
         self.is_plain = True
         self.size_bytes = 0
@@ -151,7 +155,7 @@ class Overlay:
 
     def at_or_after(self, keys: list[bytes]) -> list[tuple[bytes, bytes | None] | None]:
         """Return the first pending write at or after each key."""
-        self._sort()
+        self.sort()
         entries, ordered, size = self.entries, self._sorted, len(self._sorted)
         places = map(ordered.bisect_left, keys)
         return [None if i == size else (ordered[i], entries[ordered[i]]) for i in places]
@@ -160,10 +164,16 @@ class Overlay:
         self, lo: bytes | None, hi: bytes | None, *, reverse: bool
     ) -> list[tuple[bytes, bytes | None]]:
         """Return the pending writes with lo <= key <= hi, in order, as they are now."""
-        self._sort()
-        entries = self.entries
-        keys: Iterator[bytes] = self._sorted.irange(lo, hi, reverse=reverse)
-        return [(key, entries[key]) for key in keys]
+        fresh = len(self.entries) - len(self._sorted)
+        if self._passed < _PASSES * fresh:
+            # To pass what is not sorted a few times takes less time than to sort it.
+            self._passed += fresh
+            keys = [*self._sorted.irange(lo, hi), *_between(self._fresh(), lo or b"", hi)]
+            keys.sort(reverse=reverse)
+        else:
+            self.sort()
+            keys = list(self._sorted.irange(lo, hi, reverse=reverse))
+        return [(key, self.entries[key]) for key in keys]
 
     def mark(self) -> int:
         """Return the number of changes in the undo log."""
@@ -189,17 +199,27 @@ class Overlay:
                 self.deletes += old is None
         # The sorted list may have keys that are gone, and lack others.
         self._sorted = SortedList()
+        self._passed = 0
 
     def forget_marks(self) -> None:
         """Stop keeping an undo log."""
         self._undo = None
         self.is_plain = not self.deletes
 
-    def _sort(self) -> None:
-        # A dict keeps its order, so the keys that are not yet sorted are its last.
-        fresh = len(self.entries) - len(self._sorted)
-        if fresh:
-            self._sorted.update(islice(reversed(self.entries), fresh))
+    def sort(self) -> None:
+        """Get ready for many looks."""
+        self._sorted.update(self._fresh())
+        self._passed = 0
+
+    def _fresh(self) -> Iterator[bytes]:
+        """Return the keys that are not sorted: the last ones, as a dict keeps its order."""
+        return islice(reversed(self.entries), len(self.entries) - len(self._sorted))
+
+
+def _between(keys: Iterable[bytes], lo: bytes, hi: bytes | None) -> list[bytes]:
+    if hi is None:
+        return [key for key in keys if lo <= key]
+    return [key for key in keys if lo <= key <= hi]
 
 
 def slice_of(

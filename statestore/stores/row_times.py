@@ -64,18 +64,28 @@ class RowTimes:
         "_otherwise_ms",
         "_pending",
         "_undo",
+        "_untimed_from",
         "clock",
         "latest_ms",
     )
 
-    def __init__(self, meta: Table, *, kept: bool, of_stream: bool = False) -> None:
+    def __init__(
+        self,
+        meta: Table,
+        *,
+        kept: bool,
+        of_stream: bool = False,
+        untimed_from: bytes | None = None,
+    ) -> None:
         """`meta`: the table of the offsets.
 
         `kept`: keep the times as rows, not for the changelog only. `of_stream`: writes have stream
-        time.
+        time. `untimed_from`: no time is kept of rows from this one on, because they follow from
+        others.
         """
         self.clock: Final = WriteTime(of_stream=of_stream)
         self._kept = kept
+        self._untimed_from = untimed_from
         self._meta = meta
         self._pending: dict[bytes, int] = {}
         self._otherwise_ms: int | None = None
@@ -162,6 +172,10 @@ class RowTimes:
         """Return the rows to write beside these pending rows of the data."""
         if not self._kept or not writes:
             return {}
+        end = self._untimed_from
+        if end is not None:
+            # Older versions kept the times of all, which go with their rows.
+            writes = {row: value for row, value in writes.items() if value is None or row < end}
         known, otherwise_ms = list(map(self._pending.get, writes)), self._otherwise_ms
         if otherwise_ms is not None and None in known:
             known = [otherwise_ms if time is None else time for time in known]

@@ -18,6 +18,8 @@ from statestore.stores.versioned import layout
 S = TypeVar("S", bound=StateStore)
 ANY_START: Final = 0
 """How far apart windows start that may start at any time."""
+FOLLOWING: Final = b"\x80"
+"""The first row in a store of windows of those that follow from its others."""
 
 
 class RowsOfPartition(Protocol):
@@ -66,6 +68,8 @@ class KeyValueSpec(Generic[K, V]):
     """How long after its last put a row expires, by stream time; None: it does not."""
     apart: RowsOfPartition | None = field(default=None, compare=False, repr=False)
     """What says where rows lie; None: their keys do."""
+    untimed_from: bytes | None = field(default=None, compare=False, repr=False)
+    """The first of the rows that follow from others, which have no times; None: there are none."""
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
@@ -238,6 +242,7 @@ class WindowSpec(Generic[K, V]):
             self.persistent,
             self.changelog_config,
             row_times=not self.writable,
+            untimed_from=FOLLOWING if self.any_start else None,
         )
 
 

@@ -198,6 +198,7 @@ class StagedTable:
             raise self._staged.failure(error) from error
         if not self._entries:
             return committed
+        self._overlay.sort()
         between = self._overlay.between
         for place, (lo, hi) in enumerate(ranges):
             pending = between(lo, hi, reverse=False)

@@ -277,7 +277,7 @@ class _Sliding:
         if writes:
             self._table.put_all(writes, stamps)
         if indices:
-            self._table.put_all(indices, [0] * len(indices))
+            self._table.put_all(indices)
 
 
 def _merged(one: Updates, other: Updates) -> Updates:

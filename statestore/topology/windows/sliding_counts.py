@@ -55,8 +55,7 @@ class CountsApart:
         owners = made.owners.tolist()
         rows = list(map(add, starts, map(records.keys.__getitem__, owners)))
         table.put_all(dict(zip(rows, counts, strict=True)), latest.tolist())
-        finding = rows_that_find(records.keys, owners, starts)
-        table.put_all(dict.fromkeys(finding, b""), [0] * len(finding))
+        table.put_all(dict.fromkeys(rows_that_find(records.keys, owners, starts), b""))
         # At one place there is one key, so that its rows are in the order of their starts.
         told = np.lexsort((made.starts, places))
         updates = Updates(places.tolist(), latest.tolist(), rows, counts, [None] * len(rows))
