@@ -189,6 +189,8 @@ def counted(job: str, folder: Path) -> Figures:
     topics = {
         pipelines.INPUT_VARIABLE: "in",
         pipelines.TABLE_VARIABLE: "table",
+        pipelines.JSON_VARIABLE: "in",
+        pipelines.JSON_TABLE_VARIABLE: "table",
         pipelines.OUTPUT_VARIABLE: "out",
     }
     os.environ.update(topics)

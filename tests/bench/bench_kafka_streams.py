@@ -19,10 +19,17 @@ from statestore.testing.kafka_jars import java, kafka_libs, scratch_dir
 from statestore.testing.local_kafka import LocalKafka
 from tests.bench.bench_tasks import Report, Rig, environment, session
 from tests.bench.harness import Bench, scratch
-from tests.bench.pipelines import INPUT_VARIABLE, OUTPUT_VARIABLE, TABLE_VARIABLE
-from tests.bench.topic_children import KEYS, PARTITIONS, fill
+from tests.bench.pipelines import (
+    INPUT_VARIABLE,
+    JSON_TABLE_VARIABLE,
+    JSON_VARIABLE,
+    OUTPUT_VARIABLE,
+    TABLE_VARIABLE,
+)
+from tests.bench.topic_children import CUSTOMERS, KEYS, ORDERS, PARTITIONS, fill
 
 INPUT, OUTPUT, TABLE = "bench-in", "bench-out", "bench-table"
+JSON, JSON_TABLE = "bench-json", "bench-json-table"
 JAVA_SIDE = Path(__file__).with_name("kafka_streams")
 _FETCH_S = 900
 _RUN_S = 900
@@ -39,7 +46,8 @@ ONE_TOPIC = (
     "regrouping",
     "joining_globally",
 )
-TWO_TOPICS = ("joining", "meeting", "missing", "both_tables", "referring", "cogrouped")
+OBJECTS = ("enriching",)
+TWO_TOPICS = (*OBJECTS, "joining", "meeting", "missing", "both_tables", "referring", "cogrouped")
 
 
 def streams_libs() -> Path:
@@ -71,10 +79,11 @@ def compiled(libs: Path, folder: Path, program: str = "KafkaStreamsBench") -> st
 def seconds_of_streams(rig: Rig, class_path: str, pipeline: str) -> float:
     """A run of Kafka Streams with an application id of its own, in a JVM of its own."""
     rig.runs += 1
+    read = (JSON, JSON_TABLE) if pipeline in OBJECTS else (INPUT, TABLE)
     done = subprocess.run(
         [
             *(java(), "-cp", class_path, "KafkaStreamsBench", rig.kafka.bootstrap_servers),
-            *(f"streams-{rig.runs}", str(rig.folder / "streams"), pipeline, INPUT, TABLE, OUTPUT),
+            *(f"streams-{rig.runs}", str(rig.folder / "streams"), pipeline, *read, OUTPUT),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -100,14 +109,22 @@ def main(records: int, repeats: int, only: tuple[str, ...], settings: tuple[str,
     """Measure pipelines beside Kafka Streams."""
     logging.basicConfig(level=logging.WARNING)
     bench = Bench("bench_kafka_streams")
-    topics = {INPUT_VARIABLE: INPUT, OUTPUT_VARIABLE: OUTPUT, TABLE_VARIABLE: TABLE}
+    topics = {
+        INPUT_VARIABLE: INPUT,
+        TABLE_VARIABLE: TABLE,
+        JSON_VARIABLE: JSON,
+        JSON_TABLE_VARIABLE: JSON_TABLE,
+        OUTPUT_VARIABLE: OUTPUT,
+    }
     with LocalKafka() as kafka, scratch() as folder, environment(**topics), session() as spark:
         class_path = compiled(streams_libs(), folder)
         for topic in topics.values():
             kafka.create_topic(topic, partitions=PARTITIONS)
         # The table first: records meet the rows that are older than they.
         fill(kafka.bootstrap_servers, TABLE, KEYS, distinct_from=0)
+        fill(kafka.bootstrap_servers, JSON_TABLE, KEYS, distinct_from=0, objects=CUSTOMERS)
         fill(kafka.bootstrap_servers, INPUT, records)
+        fill(kafka.bootstrap_servers, JSON, records, objects=ORDERS)
         rig = Rig(kafka, folder, spark, INPUT, records, settings=settings)
         rig.on_spark("counting")  # the session's first Python workers
         for pipeline in only or ONE_TOPIC + TWO_TOPICS:

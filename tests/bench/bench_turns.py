@@ -22,7 +22,6 @@ from typing import Final
 import click
 
 from statestore.testing.local_kafka import LocalKafka
-from tests.bench import pipelines
 from tests.bench.bench_cpu import JOBS, NOISE, OBJECT_ROWS, OBJECTS, OUTPUT, ROWS, in_child
 from tests.bench.harness import ROOT, Bench, scratch
 from tests.bench.topic_children import CUSTOMERS, KEYS, ORDERS, PARTITIONS, fill
@@ -60,13 +59,8 @@ def measure(
     """Run each job by both trees, in turns."""
     turns, records = sizes
     for job in jobs:
-        topics = {
-            pipelines.INPUT_VARIABLE: JOBS[job].records,
-            pipelines.TABLE_VARIABLE: JOBS[job].table,
-            pipelines.OUTPUT_VARIABLE: OUTPUT,
-        }
 
-        def used(tree: Path, turn: int, job: str = job, topics: dict[str, str] = topics) -> float:
+        def used(tree: Path, turn: int, job: str = job) -> float:
             with scratch() as folder:
                 settings = {
                     "application.id": f"turns-{job}-{turn}-{trees.index(tree)}",
@@ -75,7 +69,7 @@ def measure(
                     "processing.guarantee": "exactly_once",
                 }
                 order = {"job": job, "settings": settings, "broker": kafka.pid()}
-                return 1e6 * in_child(topics, tree, **order).ours / records
+                return 1e6 * in_child(JOBS[job].topics, tree, **order).ours / records
 
         add_turns(bench, (job, "CPU a record", "us"), trees, turns, used)
 

@@ -12,6 +12,7 @@ INPUT_VARIABLE = "BENCH_INPUT"
 OUTPUT_VARIABLE = "BENCH_OUTPUT"
 JSON_VARIABLE = "BENCH_JSON"
 TABLE_VARIABLE = "BENCH_TABLE"
+JSON_TABLE_VARIABLE = "BENCH_JSON_TABLE"
 
 COUNTS = ss.persistent_key_value_store("counts", value_serde=serdes.INT64)
 ENDS = ss.timer_store("ends")
@@ -132,9 +133,9 @@ def joining() -> ss.Topology:
 def enriching() -> ss.Topology:
     """JSON: large orders with the row of their customer, summed by customer and minute."""
     builder = ss.StreamsBuilder(value_serde=serdes.JSON)
-    rows = builder.table(os.environ[TABLE_VARIABLE], materialized="rows", name="rows-in")
+    rows = builder.table(os.environ[JSON_TABLE_VARIABLE], materialized="rows", name="rows-in")
     (
-        builder.stream(os.environ[INPUT_VARIABLE], name="orders")
+        builder.stream(os.environ[JSON_VARIABLE], name="orders")
         .filter(lambda _key, order: order["amount"] >= 100, name="large")
         .join(rows, lambda order, row: {**order, "country": row["country"]}, name="join")
         .group_by_key(name="by-key")

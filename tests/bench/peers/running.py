@@ -30,7 +30,13 @@ from tests.bench.harness import ROOT
 from tests.bench.peers.environments import Environment
 from tests.bench.peers.jobs import Given, Job, Results, Telling, expected, faults, in_minute, rows
 from tests.bench.peers.table import Form, Peer
-from tests.bench.pipelines import INPUT_VARIABLE, OUTPUT_VARIABLE, TABLE_VARIABLE
+from tests.bench.pipelines import (
+    INPUT_VARIABLE,
+    JSON_TABLE_VARIABLE,
+    JSON_VARIABLE,
+    OUTPUT_VARIABLE,
+    TABLE_VARIABLE,
+)
 from tests.bench.topic_children import PARTITIONS, filler
 
 PIPELINES: Mapping[Job, str] = {
@@ -106,6 +112,8 @@ class Run:
             INPUT_VARIABLE: self.topics["input"],
             OUTPUT_VARIABLE: self.topics["output"],
             TABLE_VARIABLE: self.topics["table"],
+            JSON_VARIABLE: self.topics["input"],
+            JSON_TABLE_VARIABLE: self.topics["table"],
             "PYSPARK_PYTHON": str(self.environment.python),
         }
 
