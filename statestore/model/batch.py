@@ -406,11 +406,10 @@ def any_none(items: Iterable[object]) -> bool:
     return any(map(is_, items, repeat(None)))
 
 
-def _taken(column: Sequence[T], indices: Sequence[int]) -> "list[T] | LazyColumn[T]":
+def _taken(column: Any, indices: Sequence[int]) -> Any:
     if isinstance(column, LazyColumn):
         return column.take(indices)
-    rows: Sequence[Any] = column.all() if isinstance(column, PackedRows) else column
-    return [rows[i] for i in indices]
+    return column.taken(indices) if isinstance(column, PackedRows) else [column[i] for i in indices]
 
 
 def _left(rows: Any, places: Sequence[int]) -> Any:

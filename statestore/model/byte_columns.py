@@ -5,12 +5,15 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 Rows = TypeVar("Rows", bound="list[Any] | PackedRows")
 _ALL_VALID = 0xFF
 # Up to so many gaps, or gaps of so large a part of them, columns stay columns.
 _FEW, _FEW_OF = 100, 64
+_MANY = 1_000
 
 
 class ByteColumn(NamedTuple):
@@ -33,6 +36,17 @@ class ByteColumn(NamedTuple):
     def part(self, start: int, stop: int) -> "ByteColumn":
         """Return the rows from `start` to `stop`, exclusive, which it has."""
         return self._replace(first=self.first + start, rows=stop - start)
+
+    def taken(self, places: NDArray[np.int64]) -> "ByteColumn":
+        """Return the rows at these places, whose bytes stay where they are."""
+        at = places + self.first
+        offsets, begin = np.frombuffer(memoryview(self.offsets), np.int64), at * self.step
+        ends = np.stack((offsets[begin], offsets[begin + 1]), axis=1).reshape(-1)
+        valid = None
+        if self.valid is not None:
+            bits = np.unpackbits(np.frombuffer(memoryview(self.valid), np.uint8), bitorder="little")
+            valid = np.packbits(bits[at], bitorder="little").data
+        return ByteColumn(self.data, ends.data, valid, 0, len(at), 2)
 
     def nulls(self) -> list[int]:
         """Return the places of the rows that are null."""
@@ -133,6 +147,24 @@ class PackedRows(Sequence[bytes | None]):
             for first, stop in _runs(mine):
                 found += self._codec.cut(column.part(first, stop))
         return found
+
+    def taken(self, places: Sequence[int]) -> "MaybePacked":
+        """Return the rows at these places; in columns where they are many in rising order."""
+        if len(places) >= _MANY:
+            wanted = np.array(places, np.int64)
+            if (wanted[1:] > wanted[:-1]).all():
+                return self._taken(wanted)
+        return list(map(self.all().__getitem__, places))
+
+    def _taken(self, places: NDArray[np.int64]) -> "PackedRows":
+        parts, start = list[ByteColumn](), 0
+        for column in self._columns:
+            begin, end = places.searchsorted((start, start + column.rows)).tolist()
+            if begin < end:
+                parts.append(column.taken(places[begin:end] - start))
+            start += column.rows
+        rows = None if self._rows is None else list(map(self._rows.__getitem__, places.tolist()))
+        return PackedRows(parts, self._codec, self._asked, rows)
 
     def without(self, places: Sequence[int]) -> "PackedRows":
         """Return the rows but those at these places, which are in rising order."""

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 
 import numpy as np
 
@@ -18,12 +18,13 @@ def packed(rows: _Rows) -> PackedRows:
 
 
 class InPython:
-    """A `ColumnCodec` for columns with a step of 1, without the extension."""
+    """A `ColumnCodec` without the extension."""
 
     def cut(self, column: ByteColumn) -> list[bytes | None]:
-        data, first, end = memoryview(column.data), column.first, column.first + column.rows
-        ends = memoryview(column.offsets).cast("B").cast("q")[first : end + 1].tolist()
-        rows: list[bytes | None] = [bytes(data[start:stop]) for start, stop in pairwise(ends)]
+        data, first, step = memoryview(column.data), column.first, column.step
+        ends = memoryview(column.offsets).cast("B").cast("q")[step * first :].tolist()
+        spans = islice(pairwise(ends), 0, step * column.rows, step)
+        rows: list[bytes | None] = [bytes(data[start:stop]) for start, stop in spans]
         if column.valid is not None:
             known = np.unpackbits(
                 np.frombuffer(memoryview(column.valid), np.uint8), bitorder="little"

@@ -121,6 +121,36 @@ def test_many_rows_are_left_out_as_a_few_are(apart: int) -> None:
     assert (found.values.packed(serdes.BYTES) is None) == (apart < 200)
 
 
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("nulls", [False, True])
+def test_many_rows_are_taken_as_columns(
+    made: Callable[[Rows, int], PackedRows], *, asked: bool, nulls: bool
+) -> None:
+    rng = random.Random(3)
+    rows: Rows = [
+        None if nulls and rng.random() < 0.1 else rng.randbytes(i % 9) for i in range(5_000)
+    ]
+    places = sorted(rng.sample(range(4_600), 3_000))
+    columns, part = made(rows, 700), rows[300:4_900]
+    if asked:
+        columns.all()
+    taken = columns[300:4_900].taken(places)
+    assert isinstance(taken, PackedRows)
+    wanted = [part[place] for place in places]
+    assert taken.nulls() == [i for i, row in enumerate(wanted) if row is None]
+    assert taken.size_bytes == sum(len(row or b"") for row in wanted)
+    again = taken.taken(range(0, 3_000, 2))
+    assert list(taken[5:-5]) == wanted[5:-5]
+    assert codec.cut(taken.joined()) == wanted if codec.available() else True
+    assert list(again) == wanted[::2]
+    assert list(taken) == wanted
+    assert isinstance(again, PackedRows)
+    backwards = columns.taken(range(2_000, 0, -1))
+    assert list(backwards) == rows[2_000:0:-1]
+    assert not isinstance(backwards, PackedRows)
+
+
 def test_only_the_bytes_of_the_same_serde_are_there_in_columns() -> None:
     rows = packed([b"a", b"b"])
     assert Column(raw=rows).packed(serdes.STRING) is rows
