@@ -2,7 +2,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-CHECKS := check-types check-layers check-format check-lint check-spelling check-tidy check-advisories bench-guard
+CHECKS := check-types check-layers check-format check-lint check-spelling check-tidy check-advisories bench-guard check-measured
 # Hundreds of short processes import the same modules: they compile them once, whatever the caller's
 # environment says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -69,6 +69,9 @@ check-tidy:
 bench-guard: setup ## count what records cost, and compare (ACCEPT="reason" writes the table)
 	@PYTHONHASHSEED=0 $(BIN)/python -m tests.bench.bench_guard $(if $(ACCEPT),--accept "$(ACCEPT)")
 
+check-measured:
+	@$(BIN)/python -m tests.bench.measured
+
 docs: setup ## build the documentation site; open .scratch/site/index.html
 	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
 
@@ -99,9 +102,9 @@ bench-peers: setup ## the same three jobs by Kafka Streams, Flink, Spark and oth
 	@$(BIN)/python -m tests.bench.bench_peers $(if $(PEERS),--peers "$(PEERS)") $(if $(JOBS),--jobs "$(JOBS)") \
 	  $(if $(RECORDS),--records $(RECORDS)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
-bench-turns: setup ## CPU a record beside another commit, in turns (BASE=, JOBS=, TURNS=, RECORDS=)
+bench-turns: setup ## CPU a record beside another commit, in turns (BASE=, JOBS=, TURNS=, RECORDS=, ACCEPT="reason")
 	@$(BIN)/python -m tests.bench.bench_turns --base "$(BASE)" $(if $(JOBS),--jobs "$(JOBS)") \
-	  $(if $(TURNS),--turns $(TURNS)) $(if $(RECORDS),--records $(RECORDS))
+	  $(if $(TURNS),--turns $(TURNS)) $(if $(RECORDS),--records $(RECORDS)) $(if $(ACCEPT),--accept "$(ACCEPT)")
 
 lock: setup ## resolve requirements/lock.txt again from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --all-extras \
