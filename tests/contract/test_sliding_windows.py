@@ -150,9 +150,11 @@ def test_counts_of_many_records_at_once_are_those_of_one_after_another(
         monkeypatch.setattr(sliding, "_AT_ONCE_MIN", least)
         with TopologyTestDriver(made) as driver:
             updates = []
-            for lot in lots:
+            for number, lot in enumerate(lots):
                 driver.pipe_all("in", lot)
                 updates.append(told(driver))
+                if (seed + number) % 5 == 0:
+                    driver.crash()
             (task,) = driver._tasks.values()
             table = task._stores.opened["kept"].table()
             kept = list(table.scan())
@@ -165,11 +167,14 @@ def test_keys_and_times_that_fit_into_no_number_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sliding, "_AT_ONCE_MIN", 1)
-    far = 1 << 61
+    far = (1 << 61) - 15  # So that each eighth key would have the same numbers.
     made = topology(ss.SlidingWindows(10, grace=far), "count", caching=True)
     with TopologyTestDriver(made) as driver:
-        driver.pipe_all("in", [*[(str(n), 1, 10) for n in range(9)], ("0", 1, far)])
-        assert latest(told(driver)) == {**{(str(n), 0): 1 for n in range(9)}, ("0", far - 10): 1}
+        times = [10, 13, 15, far, far + 3]
+        driver.pipe_all("in", [(str(n), 1, time) for time in times for n in range(40)])
+        starts = {0: 1, 3: 2, 5: 3, 11: 2, 14: 1, far - 10: 1, far - 7: 2, far + 1: 1}
+        wanted = {(str(n), start): count for n in range(40) for start, count in starts.items()}
+        assert latest(told(driver)) == wanted
 
 
 @pytest.mark.parametrize("seed", range(15))

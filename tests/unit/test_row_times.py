@@ -11,6 +11,9 @@ import pytest
 
 import statestore as ss
 from statestore import serdes
+from statestore.engines.memory import MemoryEngine
+from statestore.ports import Writes
+from statestore.stores.row_times import RowTimes
 from statestore.testing import TopologyTestDriver
 
 Rows = list[tuple[Any, Any, int]]
@@ -27,6 +30,16 @@ def rows(driver: TopologyTestDriver, topic: str) -> Rows:
 
 def total(_key: str, value: int, old: int) -> int | None:
     return None if value == 0 else old + value
+
+
+def test_rows_that_follow_from_others_have_no_times_and_lose_those_of_older_versions() -> None:
+    meta = MemoryEngine(["offsets"]).table("offsets")
+    times = RowTimes(meta, kept=True, untimed_from=b"\x80")
+    times.note([b"window"], [7])
+    writes: Writes = {b"window": b"1", b"\xffwindow": b"", b"\xffold": None}
+    made = times.rows(writes)
+    assert {row for row in made if row != b"m"} == {b"twindow", b"t\xffold"}
+    assert made[b"t\xffold"] is None
 
 
 AGGREGATES: dict[str, Grouped] = {
