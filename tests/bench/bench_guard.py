@@ -51,6 +51,8 @@ JOBS: Final[dict[str, Callable[[], ss.Topology]]] = {
     "columns": pipelines_in_columns.expressing,
     "processor": pipelines.per_record,
     "sessions": pipelines.sessions,
+    "sliding": pipelines.slides,
+    "windows": pipelines.windows,
     "join": pipelines.joining,
     "versions": pipelines.versions,
 }
