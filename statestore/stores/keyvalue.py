@@ -21,7 +21,7 @@ from statestore.stores.expiry import ExpiringRows, ExpiringTable, forget_times
 from statestore.stores.pending import MISSING
 from statestore.stores.reads import Entry, LiveSource, Reader, Rows, RowScan, SourceRows, joined
 from statestore.stores.row_times import RowTimes
-from statestore.stores.specs import KeyValueSpec
+from statestore.stores.specs import KeyValueSpec, untimed_from
 from statestore.stores.staged_table import StagedTable
 from statestore.stores.transaction import StagedEngine
 from statestore.stores.transactional import TransactionalBase
@@ -164,7 +164,7 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
                 staged.table(offsets.TABLE),
                 kept=spec.row_times or expires,
                 of_stream=expires,
-                untimed_from=spec.untimed_from,
+                untimed_from=untimed_from(spec),
             )
             staged.keep_sized(times)
         self.table = _table(staged, times, spec.ttl_ms)

@@ -68,8 +68,6 @@ class KeyValueSpec(Generic[K, V]):
     """How long after its last put a row expires, by stream time; None: it does not."""
     apart: RowsOfPartition | None = field(default=None, compare=False, repr=False)
     """What says where rows lie; None: their keys do."""
-    untimed_from: bytes | None = field(default=None, compare=False, repr=False)
-    """The first of the rows that follow from others, which have no times; None: there are none."""
 
     def __post_init__(self) -> None:
         check_store_name(self.name)
@@ -182,9 +180,16 @@ class StoreSupplier(Generic[S]):
 
 @dataclass(frozen=True)
 class WindowRows(KeyValueSpec[bytes, bytes]):
-    """The rows of a window store, in bytes."""
+    """The rows of a window store, in bytes; `any_start`: its windows may start at any time."""
 
     kind: ClassVar[str] = "window"
+
+    any_start: bool = field(default=False, compare=False, repr=False)
+
+
+def untimed_from(spec: KeyValueSpec[Any, Any]) -> bytes | None:
+    """Return the first of the rows that follow from others and have no times; None: all have."""
+    return FOLLOWING if isinstance(spec, WindowRows) and spec.any_start else None
 
 
 @dataclass(frozen=True)
@@ -242,7 +247,7 @@ class WindowSpec(Generic[K, V]):
             self.persistent,
             self.changelog_config,
             row_times=not self.writable,
-            untimed_from=FOLLOWING if self.any_start else None,
+            any_start=self.any_start,
         )
 
 
