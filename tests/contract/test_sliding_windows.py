@@ -238,6 +238,7 @@ def test_closed_windows_leave_store_index_and_changelog() -> None:
         (finding,) = (row for row, _ in table.scan() if row.startswith(b"\xff"))
         (window,) = (row for row, _ in table.scan() if row[:1] < b"t")
         table.commit({})
+        assert table.times is not None
         assert table.times.committed([window, finding]) == [2000, None]
         driver.crash()
         driver.pipe("in", "b", 1, 2005)
