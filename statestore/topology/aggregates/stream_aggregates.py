@@ -420,25 +420,19 @@ def _times_of(
 
     `begun`: the places, among the records that count, of those before which there was no row.
     """
-    times = found.times
+    times, came = found.times.copy(), batch.timestamps
     if len(begun) > stored.count(None):
         # A row that ended and began again has the time of what came since.
-        came = map(batch.timestamps.__getitem__, found.places.tolist())
-        anew, known = set(begun), dict[int, int]()
-        for at, (row, time) in enumerate(zip(found.numbers.tolist(), came, strict=True)):
-            known[row] = time if at in anew else max(time, known.get(row, time))
-        times = [known[row] for row in range(len(times))]
-        rows_begun = set(found.numbers[begun].tolist())
-    else:
-        rows_begun = {row for row, old in enumerate(stored) if old is None}
-    if table.all_latest(times):
-        return times
-    there = [row for row in range(len(times)) if row not in rows_begun]
-    later = table.later([found.rows[row] for row in there], [times[row] for row in there])
-    raised = times.copy()
-    for row, time in zip(there, later, strict=True):
-        raised[row] = time
-    return raised
+        stamps, anew = _Stamps(table, found.rows, came), set(begun)
+        entries = zip(found.numbers.tolist(), found.places.tolist(), strict=True)
+        for at, (row, place) in enumerate(entries):
+            times[row] = stamps.next(found.rows[row], came[place], is_new=at in anew)
+    elif not table.all_latest(times):
+        there = [row for row, old in enumerate(stored) if old is not None]
+        later = table.later([found.rows[row] for row in there], [times[row] for row in there])
+        for row, time in zip(there, later, strict=True):
+            times[row] = time
+    return times
 
 
 class _Noted:

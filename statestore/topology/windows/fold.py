@@ -204,12 +204,16 @@ def folding(how: Aggregation[Any], fold: Callable[[Batch], Updates], tell: Tell)
 
 def known_keys(keys: MaybePacked) -> NDArray[np.bool_] | None:
     """Return which keys are there; None: all are."""
-    nulls = Column(raw=keys).nulls()
-    if not nulls:
+    return all_but(Column(raw=keys).nulls(), len(keys))
+
+
+def all_but(places: list[int], size: int) -> NDArray[np.bool_] | None:
+    """Return which of so many records are at none of these places; None: all are."""
+    if not places:
         return None
-    known = np.ones(len(keys), np.bool_)
-    known[nulls] = False
-    return known
+    others = np.ones(size, np.bool_)
+    others[places] = False
+    return others
 
 
 class OpenWindows:

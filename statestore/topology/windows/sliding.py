@@ -35,7 +35,7 @@ from statestore.topology.aggregates.folds import Aggregation, Tell, Updates
 from statestore.topology.failures import decoded, each, encoded, made_by
 from statestore.topology.nodes import NodeContext, Push
 from statestore.topology.windows.closing import Closing
-from statestore.topology.windows.fold import InTime, Timing, folding
+from statestore.topology.windows.fold import InTime, Timing, all_but, folding
 from statestore.topology.windows.records_by_key import RecordsByKey
 from statestore.topology.windows.sliding_counts import CountsApart
 
@@ -184,11 +184,9 @@ class _Sliding:
         keys = batch.keys.packed(serde) or encoded(how.node, batch, "key", serde)
         values = decoded(how.node, batch, "value")
         missing = sorted({*Column(raw=keys).nulls(), *Column(objects=values).nulls()})
-        known = None
+        known = all_but(missing, len(keys))
         if missing:
             self._context.drop(how.node, batch, missing, "null_key_or_value")
-            known = np.ones(len(keys), np.bool_)
-            known[missing] = False
         times = np.array(batch.timestamps, np.int64)
         before_ms = self._clock.latest_ms
         closed = self._clock.observe(batch, times, known)
@@ -203,21 +201,20 @@ class _Sliding:
         present = without(keys, np.flatnonzero(~taken).tolist())
         records = RecordsByKey(places, times[places], closed[places], present)
         of_keys = self._look_up(records, before_ms)
-        apart = None
+        apart, left = None, np.ones(len(places), np.bool_)
         if how.fold.counts and not how.every_update and len(places) >= _AT_ONCE_MIN:
             apart = CountsApart(records, difference, list(of_keys))
-            places = places[~apart.whole[records.owners]]
-        work = _Folding(how, difference, batch)
-        rows, ends, owners = places.tolist(), closed.tolist(), dict[int, int]()
-        if rows:
-            owners = dict(zip(records.places.tolist(), records.owners.tolist(), strict=True))
-        for owner in map(owners.__getitem__, rows):
+            left = ~apart.whole[records.owners]
+        rows, owners = places[left].tolist(), records.owners[left].tolist()
+        ends = records.closed[left].tolist()
+        for owner in owners:
             if owner not in of_keys:
                 of_keys[owner] = _OfKey(records.keys[owner])
+        work = _Folding(how, difference, batch)
 
         def fold_all(ahead: Iterator[int]) -> None:
-            for i in ahead:
-                work.one(of_keys[owners[i]], i, values[i], ends[i])
+            for i, owner, end in zip(ahead, owners, ends, strict=True):
+                work.one(of_keys[owner], i, values[i], end)
 
         each(how.node, batch, rows, fold_all, place_of=rows.__getitem__)
         self._write(of_keys.values(), work)

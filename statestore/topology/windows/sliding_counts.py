@@ -48,7 +48,7 @@ class CountsApart:
         if not len(order):
             return Updates.none()
         made = _windows(records.owners[order], records.times[order], self._difference_ms)
-        last = order[made.last]
+        last = order[made.stop - 1]
         latest, places = records.times[last], records.places[last]
         starts = big_endian.packed(made.starts)
         counts = big_endian.packed(made.stop - made.first)
@@ -69,11 +69,6 @@ class _Windows(NamedTuple):
     starts: NDArray[np.int64]
     first: NDArray[np.intp]
     stop: NDArray[np.intp]
-
-    @property
-    def last(self) -> NDArray[np.intp]:
-        """The last record of each."""
-        return self.stop - 1
 
 
 def _windows(owners: NDArray[np.int32], times: NDArray[np.int64], difference_ms: int) -> _Windows:
