@@ -5,6 +5,7 @@ Shows I30.
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ import pytest
 import statestore as ss
 from statestore import serdes
 from statestore.engines.memory import MemoryEngine
+from statestore.model.ids import TopicPartition
+from statestore.model.records import Record
 from statestore.ports import Writes
 from statestore.stores.row_times import RowTimes
 from statestore.testing import TopologyTestDriver
+from tests.contract.task_rig import TaskRig
 
 Rows = list[tuple[Any, Any, int]]
 Grouped = Callable[..., ss.KTable[Any, Any]]
@@ -57,6 +61,26 @@ def aggregate_of(name: str, *, caching: bool, windowed: bool = False) -> ss.Topo
     table = AGGREGATES[name](grouped, ss.Materialized("kept", caching=caching))
     table.to_stream().to("out")
     return b.build()
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_row_that_ended_before_the_commit_begins_with_a_time_of_its_own(
+    tmp_path: Path, caching: bool
+) -> None:
+    rig = TaskRig(aggregate_of("aggregate", caching=caching), tmp_path)
+    task = rig.start()
+    for key, value, time in (("k", 1, 100), ("k", 0, 100), ("other", 1, 70), ("k", 1, 50)):
+        record: Record[bytes | None, bytes | None] = Record(key.encode(), b"%d" % value, time)
+        rig.broker.produce(TopicPartition("in", 0), record)
+        assert task.step(0)
+    rig.end()
+    told = rig.broker.records("out")
+    assert [(r.key, r.value, r.timestamp_ms) for r in told] == [
+        (b"k", b"1", 100),
+        (b"k", None, 100),
+        (b"other", b"1", 70),
+        (b"k", b"1", 50),
+    ]
 
 
 @pytest.mark.parametrize("windowed", [False, True])
