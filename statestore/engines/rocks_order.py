@@ -69,13 +69,13 @@ def fill(batch: WriteBatch, rows: Writes, known: Ordered | None = None) -> None:
 def order_of(keys: list[bytes]) -> npt.NDArray[np.intp]:
     """Return the indexes that sort `keys`.
 
-    Many keys are sorted by the first 8, 16 or 32 bytes after their common prefix if these bytes
-    differ, which takes a third of the time. The length of the prefix is estimated from a few keys,
-    and keys may agree in those bytes, so the order is only nearly sorted.
+    Many keys are sorted by the first 8 or 16 bytes after their common prefix if these bytes differ,
+    which takes a third of the time. The length of the prefix is estimated from a few keys and keys
+    may agree in those bytes, so the order is only nearly sorted.
     """
     if len(keys) >= _HEADS_MIN:
         shared = min(_shared(_some_of(keys)), _SHARED_MAX)
-        for width in (8, 16, 32):
+        for width in (8, 16):
             heads = np.array(keys, f"S{shared + width}").view("u1").reshape(len(keys), -1)
             columns = np.ascontiguousarray(heads[:, shared:]).view(">u8").astype(np.uint64).T
             order = np.argsort(columns[0]) if width == 8 else np.lexsort(columns[::-1])
