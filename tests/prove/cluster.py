@@ -55,7 +55,7 @@ _WHEN = (0.02, 0.5)
 # How often a run is one of Spark's if anything may run it.
 _SPARK_SHARE = 0.25
 # Brokers are missed after 3 s.
-_PAUSE_S = (0.5, 8.0)
+_AWAY_S = (0.5, 8.0)
 _SETTINGS = {"statestore.batch.max.records": 100, "commit.interval.ms": 5}
 # With these a run says that a broker was away for too long: the next one goes on.
 _GIVES_UP = {Unavailable.exit_code, CommitUnknown.exit_code}
@@ -82,10 +82,16 @@ class Event(StrEnum):
     DRIVER_KILLED = "driver of Spark killed"
     EXECUTOR_KILLED = "executor of Spark killed"
     SPARK_WORKER_KILLED = "worker of Spark killed"
+    MASTER_KILLED = "master of Spark killed"
 
 
 _OF_THE_COMMAND = {Event.RUN_KILLED, Event.WORKER_KILLED}
-_OF_SPARK = {Event.DRIVER_KILLED, Event.EXECUTOR_KILLED, Event.SPARK_WORKER_KILLED}
+_OF_SPARK = {
+    Event.DRIVER_KILLED,
+    Event.EXECUTOR_KILLED,
+    Event.SPARK_WORKER_KILLED,
+    Event.MASTER_KILLED,
+}
 
 
 class Where(NamedTuple):
@@ -290,10 +296,10 @@ def _happens(where: Where, rig: KindRig, event: Event, rng: Random, run: Run | J
                 return not run.is_over
         case Event.BROKER_PAUSED:
             with brokers.paused(rng.randrange(BROKERS)):
-                in_time = not run.is_over
-                with suppress(subprocess.TimeoutExpired):
-                    run.process.wait(rng.uniform(*_PAUSE_S))
-            return in_time
+                return _goes_on(run, rng)
+        case Event.MASTER_KILLED:
+            with where.spark.without_master():
+                return _goes_on(run, rng)
         case Event.ROLLING_RESTART:
             in_time = False
             for broker in range(BROKERS):
@@ -304,6 +310,14 @@ def _happens(where: Where, rig: KindRig, event: Event, rng: Random, run: Run | J
         case Event.LEADER_KILLED | Event.COORDINATOR_KILLED | Event.CONTROLLER_KILLED:
             with brokers.killed(_leading(brokers, rig, event, rng)):
                 return not run.is_over
+
+
+def _goes_on(run: Run | Job, rng: Random) -> bool:
+    """Leave the run alone with what has happened for a while; whether it was still at work."""
+    in_time = not run.is_over
+    with suppress(subprocess.TimeoutExpired):
+        run.process.wait(rng.uniform(*_AWAY_S))
+    return in_time
 
 
 def _leading(brokers: ThreeBrokers, rig: KindRig, event: Event, rng: Random) -> int:
@@ -350,7 +364,7 @@ def _coverage(tally: Tally, least: int) -> Coverage:
 SECTION = Section(
     "cluster",
     "On three brokers with three replicas of everything, runs of two workers or one of the workers "
-    "are killed, and drivers, executors and workers of a standalone Spark; brokers that lead an "
+    "are killed, and drivers, executors, workers and the master of a standalone Spark; brokers that lead an "
     "input, transactions or the cluster are killed, brokers are paused and restarted in turn. "
     "After a run to the end, all output, offsets and rows of stores are compared with what plain "
     "code says.",

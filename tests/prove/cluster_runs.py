@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -120,6 +120,10 @@ class Spark:
         """The JVMs of the executors that are alive."""
         numbers = range(SPARK_WORKERS)
         return [one for number in numbers for one in self._cluster.executors(number)]
+
+    def without_master(self) -> AbstractContextManager[None]:
+        """The master dead inside `with`, and another one on what it had noted after."""
+        return self._cluster.without_master()
 
     @contextmanager
     def worker_killed(self, rng: Random) -> Iterator[None]:

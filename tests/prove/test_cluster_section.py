@@ -53,7 +53,13 @@ def test_a_broker_that_leads_and_is_killed_within_a_run_loses_and_doubles_nothin
 
 
 @pytest.mark.parametrize(
-    "event", [Event.DRIVER_KILLED, Event.EXECUTOR_KILLED, Event.SPARK_WORKER_KILLED]
+    "event",
+    [
+        Event.DRIVER_KILLED,
+        Event.EXECUTOR_KILLED,
+        Event.SPARK_WORKER_KILLED,
+        Event.MASTER_KILLED,
+    ],
 )
 def test_a_process_of_spark_that_is_killed_within_a_job_loses_and_doubles_nothing(
     where: Where, event: Event

@@ -9,7 +9,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import IO
 
@@ -27,6 +28,8 @@ RUN_S = 420.0
 # Also of a checkout: what the daemons have, the executors inherit.
 CHECKOUT = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
 _ANY_PORTS = ("--port", "0", "--webui-port", "0")
+# How long a master that is started again waits for applications that are gone.
+_RECOVERY_S = 10
 _OF_THIS_PROCESS = ("PYTHONPATH", "VIRTUAL_ENV", "PYSPARK_", "SPARK_", "STATESTORE_")
 
 
@@ -91,13 +94,41 @@ class Daemon:
 
 
 class Cluster:
-    """The address of the master, and the workers with their folders and `variables`."""
+    """A master, and workers with their folders and `variables`."""
 
-    def __init__(self, folder: Path, master: Daemon, variables: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
         self.folder = folder
         self.variables = variables
-        self.address = master.await_line(r"Starting Spark master at (spark://\S+)")
+        self.master = self._master("0")
         self.workers: list[Daemon] = []
+
+    @cached_property
+    def address(self) -> str:
+        """What workers and jobs are told; also of a master that took the place of another one."""
+        return self.master.await_line(r"Starting Spark master at (spark://\S+)")
+
+    @contextmanager
+    def without_master(self) -> Iterator[None]:
+        """The master dead by SIGKILL inside `with`; after it, another one on what it had noted."""
+        port = self.address.rpartition(":")[2]
+        self.master.kill()
+        yield
+        self.master = self._master(port)
+        self.master.await_line(r"(Recovery complete)")
+
+    def _master(self, port: str) -> Daemon:
+        noted = {
+            "spark.deploy.recoveryMode": "FILESYSTEM",
+            "spark.deploy.recoveryDirectory": self.folder / "recovery",
+            "spark.deploy.recoveryTimeout": _RECOVERY_S,
+        }
+        options = " ".join(f"-D{key}={value}" for key, value in noted.items())
+        return Daemon(
+            self.folder,
+            "master",
+            {**self.variables, "SPARK_MASTER_OPTS": options},
+            *("org.apache.spark.deploy.master.Master", "--host", HOST, *_ANY_PORTS, "--port", port),
+        )
 
     def start_worker(self, number: int) -> None:
         """A new worker, or another one in the place of one that has ended.
@@ -117,9 +148,9 @@ class Cluster:
         worker.await_line(r"(Successfully registered with master)")
 
     def end(self) -> None:
-        """End the workers."""
-        for worker in self.workers:
-            worker.end()
+        """End the workers, and the master after them."""
+        for daemon in (*self.workers, self.master):
+            daemon.end()
 
     def work_dir(self, number: int) -> Path:
         """Where the executors of a worker run and write what they say."""
@@ -145,19 +176,13 @@ def standalone(
     folder: Path, *, workers: int = 2, variables: Mapping[str, str] = CHECKOUT
 ) -> Iterator[Cluster]:
     """A master and its workers, of one core each; `variables` are all they have of ours."""
-    with ExitStack() as stack:
-        lead = Daemon(
-            folder,
-            "master",
-            variables,
-            *("org.apache.spark.deploy.master.Master", "--host", HOST, *_ANY_PORTS),
-        )
-        stack.callback(lead.end)
-        cluster = Cluster(folder, lead, variables)
-        stack.callback(cluster.end)
+    cluster = Cluster(folder, variables)
+    try:
         for number in range(workers):
             cluster.start_worker(number)
         yield cluster
+    finally:
+        cluster.end()
 
 
 @contextmanager
