@@ -364,10 +364,10 @@ def _coverage(tally: Tally, least: int) -> Coverage:
 SECTION = Section(
     "cluster",
     "On three brokers with three replicas of everything, runs of two workers or one of the workers "
-    "are killed, and drivers, executors, workers and the master of a standalone Spark; brokers that lead an "
-    "input, transactions or the cluster are killed, brokers are paused and restarted in turn. "
-    "After a run to the end, all output, offsets and rows of stores are compared with what plain "
-    "code says.",
+    "are killed, and drivers, executors, workers and the master of a standalone Spark; brokers "
+    "that lead an input, transactions or the cluster are killed, brokers are paused and restarted "
+    "in turn. After a run to the end, all output, offsets and rows of stores are compared with "
+    "what plain code says.",
     share=4,
     run=run,
 )
