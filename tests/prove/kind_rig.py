@@ -191,6 +191,8 @@ class KindRig(Rig):
                 "bootstrap.servers": self.kafka.bootstrap_servers,
                 "linger.ms": 5,
                 "enable.idempotence": True,
+                # A night's round has more records at once than librdkafka lets wait.
+                "queue.buffering.max.messages": 0,
                 "log_level": 0,
             }
         )
