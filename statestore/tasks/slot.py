@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, Protocol, Self
 
 from statestore.errors import Misuse
 from statestore.ports import Clock
+from statestore.tasks import kept_memory
 from statestore.tasks.history import WorkHistory
 from statestore.tasks.plan import Standing, TaskReport
 from statestore.tasks.progress_file import ProgressFile
@@ -97,7 +98,7 @@ def serve(
     Once `stop` is set, they commit and release, and the call returns. Misuse if a function of the
     pipeline calls sys.exit, which would end the run as if everything had been done.
     """
-    with _collector_off(), _staying(), _Lives(tasks) as lives:
+    with _collector_off(), kept_memory.kept(), _staying(), _Lives(tasks) as lives:
         if run_for_ms is None:
             for served in tasks:
                 if not stop.is_set():
@@ -179,7 +180,7 @@ def _to_its_end(served: Served, lives: _Lives, stop: Ending, tell: Tell) -> None
             served.note(tell)
             steps += 1
             if steps % _STEPS_PER_COLLECTION == 0:
-                gc.collect()
+                _collect()
         task.finish()
         served.write(tell)
 
@@ -207,7 +208,7 @@ def _in_turn(
             turns.take()
             steps += 1
             if steps % _STEPS_PER_COLLECTION == 0:
-                gc.collect()
+                _collect()
         for served in lives.tasks:
             served.task.finish()
             served.write(tell)
@@ -328,6 +329,12 @@ def _staying() -> Iterator[None]:
             "exception to refuse a record, and let a run end by its planned end, --run-for or "
             "SIGTERM"
         ) from left
+
+
+def _collect() -> None:
+    """Free what the tasks no longer have."""
+    gc.collect()
+    kept_memory.trim()
 
 
 @contextmanager
