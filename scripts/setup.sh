@@ -11,7 +11,7 @@ readonly VENV=.venv
 readonly MARKER=$VENV/.set-up
 readonly SECONDS_FILE=$VENV/.set-up-seconds
 readonly DECISIVE=(requirements/lock.txt requirements/uv.txt pyproject.toml statestore/testing/kafka.pom.xml scripts/setup.sh
-    statestore/kafka/wire/*.[ch] statestore/tasks/*.c)
+    statestore/*/*.c statestore/kafka/wire/*.[ch])
 readonly JAVA_LEAST=17
 
 say() { printf 'set-up: %s\n' "$*"; }

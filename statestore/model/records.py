@@ -5,6 +5,7 @@ Types with one instance per record are NamedTuples, so that they equal plain tup
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from functools import cache, partial
@@ -80,7 +81,7 @@ class Record(NamedTuple, Generic[K_co, V_co]):
         offset: Any = _UNCHANGED,
     ) -> "Record[Any, Any]":
         """Return a copy of this record with some fields changed; times are in ms since 1970."""
-        # `_replace` takes four times as long, and processors call this for each record.
+        # `_replace` takes twice as long, and processors call this for each record.
         old_key, old_value, old_ms, old_headers, old_topic, old_partition, old_offset = self
         made = (
             old_key if key is _UNCHANGED else key,
@@ -92,6 +93,13 @@ class Record(NamedTuple, Generic[K_co, V_co]):
             old_offset if offset is _UNCHANGED else offset,
         )
         return _new_tuple(type(self), made)
+
+
+with suppress(ImportError):  # Without a compiler.
+    from statestore.model import _record
+
+    # The same in a quarter of the time.
+    Record.replace = _record.method(Record)  # type: ignore[method-assign]
 
 
 class VersionedRecord(NamedTuple, Generic[V_co]):

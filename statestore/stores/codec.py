@@ -25,12 +25,12 @@ class Codec(Generic[K, V]):
         self._key_serde = key_serde
         self._value_serde = value_serde
         self._write_key = key_serde.serialize
-        self._write_value = value_serde.serialize
+        self.write_value = value_serde.serialize
         self._read_key = key_serde.deserialize
         self.read_value = value_serde.deserialize
-        self._plain_keys = key_serde is serdes.BYTES
-        self._plain_values = value_serde is serdes.BYTES
-        self.plain = self._plain_keys and self._plain_values
+        self.plain_keys = key_serde is serdes.BYTES
+        self.plain_values = value_serde is serdes.BYTES
+        self.plain = self.plain_keys and self.plain_values
 
     def key(self, key: K) -> bytes:
         try:
@@ -41,14 +41,17 @@ class Codec(Generic[K, V]):
         raise Misuse(f"store {self._store!r}: the key is None; every row needs a key")
 
     def value(self, value: V | None) -> bytes | None:
+        return None if value is None else self.some_value(value)
+
+    def some_value(self, value: V) -> bytes:
         try:
-            return None if value is None else self._write_value(value)
+            return self.write_value(value)
         except Exception as error:
             raise self._mismatch("value", value, self._value_serde, error) from error
 
     def keys(self, keys: Iterable[K]) -> list[bytes]:
         items: list[Any] = list(keys)
-        if self._plain_keys and set(map(type, items)) == _BYTES:
+        if self.plain_keys and set(map(type, items)) == _BYTES:
             return items
         return [self.key(key) for key in items]
 
@@ -62,7 +65,7 @@ class Codec(Generic[K, V]):
 
     def values(self, values: Iterable[V | None]) -> list[bytes | None]:
         items: list[Any] = list(values)
-        if self._plain_values and set(map(type, items)) <= _BYTES_OR_NONE:
+        if self.plain_values and set(map(type, items)) <= _BYTES_OR_NONE:
             return items
         return [self.value(value) for value in items]
 
@@ -70,7 +73,7 @@ class Codec(Generic[K, V]):
         return self._read_key(data)
 
     def read_values(self, values: list[bytes | None]) -> list[Any]:
-        if self._plain_values:
+        if self.plain_values:
             return values
         read = self.read_value
         return [None if value is None else read(value) for value in values]

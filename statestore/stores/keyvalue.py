@@ -10,7 +10,6 @@ from functools import partial
 from itertools import starmap
 from typing import Any, ClassVar, Generic, overload
 
-from statestore import serdes
 from statestore.errors import Misuse
 from statestore.model.ids import PositionBound
 from statestore.model.modes import IsolationLevel
@@ -177,10 +176,11 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
             owned_by_task=owned_by_task,
         )
         self.spec = spec
-        self._plain_keys = spec.key_serde is serdes.BYTES
-        self._plain_values = spec.value_serde is serdes.BYTES
-        self._read_value, self._serialize = self._codec.read_value, spec.value_serde.serialize
-        self._put, self._failure = self.table.put, staged.failure
+        self._plain_keys, self._read_value = self._codec.plain_keys, self._codec.read_value
+        self._failure = staged.failure
+        writer = self.table.writer(self._codec)
+        if writer is not None:
+            self.put = writer  # type: ignore[method-assign, assignment]
         # Of rows that expire, only their table knows which are still there.
         shown = type(self.table) is StagedTable
         self._pending: Mapping[bytes, bytes | None] = self.table.staged_rows if shown else {}
@@ -217,17 +217,7 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
 
     def put(self, key: K, value: V | None) -> None:
         """Stage one write; None deletes."""
-        # This path is short, because callers that put one by one wait for nothing else.
-        row: Any = key if self._plain_keys and type(key) is bytes else self._codec.key(key)
-        data: Any = value
-        if value is None or (self._plain_values and type(value) is bytes):
-            self._put(row, data)
-            return
-        try:
-            data = self._serialize(value)
-        except Exception:  # noqa: BLE001  # once more, for the error that names the store
-            data = self._codec.value(value)
-        self._put(row, data)
+        self.table.put(self._codec.key(key), self._codec.value(value))
 
     def put_all(self, pairs: Iterable[tuple[K, V | None]]) -> None:
         """Stage many writes; the last of a key wins.

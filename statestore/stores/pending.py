@@ -86,7 +86,8 @@ class Overlay:
     """Pending puts and deletes (None) of one table: a dict over the engine, in order if asked.
 
     `entries` stays the same object for the life of the overlay. `is_plain`: no delete is pending
-    and no savepoint is open, so that a put has nothing to note but the row and its size.
+    and no savepoint is open, so that a put has nothing to note but the row and its size. It is
+    false once the store is closed.
     """
 
     __slots__ = ("_passed", "_sorted", "_undo", "deletes", "entries", "is_plain", "size_bytes")
@@ -205,6 +206,10 @@ class Overlay:
         """Stop keeping an undo log."""
         self._undo = None
         self.is_plain = not self.deletes
+
+    def close(self) -> None:
+        """Take nothing as plain any more."""
+        self.is_plain = False
 
     def sort(self) -> None:
         """Get ready for many looks."""

@@ -4,15 +4,16 @@ Operators work on it in batches. Only the owner's thread uses it. A get is one l
 one call of the engine, and nothing else may stand in its way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import repeat
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from statestore.model.ids import Position, TopicPartition
 from statestore.model.records import Header
 from statestore.ports import Writes
 from statestore.stores import offsets as rows
+from statestore.stores.codec import Codec
 from statestore.stores.pending import ENTRY_COST, MISSING, Missing
 from statestore.stores.reads import Pair, RowScan, overlaid, scan_of
 from statestore.stores.row_times import NO_ROW_MS, RowTimes, WriteTime
@@ -43,7 +44,6 @@ class StagedTable:
         self._overlay: Final = staged.overlay(name)
         self._entries: Final = self._overlay.entries
         self._note_one: Final = None if times is None else times.note_one
-        self._unkept_times: Final = None if times is None else times.unkept
         self._table: Final = staged.table(name)
         # The engine's own, without pending writes; what it raises is the engine's, too.
         self.get_committed: Final = self._table.get
@@ -103,25 +103,43 @@ class StagedTable:
 
     def put(self, key: bytes, value: bytes | None) -> None:
         """Stage one write; None deletes."""
-        # Each call saved here is one for each record of a processor.
-        if not self._staged.opened:
-            self.check_open()
-        overlay, now_ms = self._overlay, self._clock.now_ms
-        if value is not None and overlay.is_plain:
-            entries = self._entries
-            old = entries.get(key)
-            if old is None:
-                overlay.size_bytes += len(key) + len(value) + ENTRY_COST
-            else:
-                overlay.size_bytes += len(value) - len(old)
-            entries[key] = value
-            if now_ms is not None and self._unkept_times is not None:
-                self._unkept_times[key] = now_ms
-                return
-        else:
-            overlay.put(key, value)
+        self._staged.check_open()
+        self._overlay.put(key, value)
+        now_ms = self._clock.now_ms
         if now_ms is not None and self._note_one is not None:
             self._note_one(key, now_ms)
+
+    def writer(self, codec: Codec[Any, Any]) -> Callable[[Any, Any], None] | None:
+        """Return a `put` of keys and values, not bytes; None if it has to do more than most.
+
+        A processor that writes one by one waits for little else, so each call saved here counts.
+        """
+        times = None if self.times is None else self.times.unkept
+        if times is None or type(self) is not StagedTable:
+            return None
+        overlay, entries, clock, put = self._overlay, self._entries, self._clock, self.put
+        write_key, write_value = codec.key, codec.write_value
+        plain_keys, plain_values = codec.plain_keys, codec.plain_values
+
+        def write(key: Any, value: Any) -> None:
+            row = key if plain_keys and type(key) is bytes else write_key(key)
+            now_ms = clock.now_ms
+            if value is None or now_ms is None or not overlay.is_plain:
+                put(row, codec.value(value))
+                return
+            try:
+                data: bytes = value if plain_values and type(value) is bytes else write_value(value)
+            except Exception:  # noqa: BLE001  # once more, for the error that names the store
+                data = codec.some_value(value)
+            old = entries.get(row)
+            if old is None:
+                overlay.size_bytes += len(row) + len(data) + ENTRY_COST
+            else:
+                overlay.size_bytes += len(data) - len(old)
+            entries[row] = data
+            times[row] = now_ms
+
+        return write
 
     def put_all(self, writes: Writes, times: list[int] | None = None) -> None:
         """Stage many writes with their times; None: the time of what is being processed."""

@@ -322,6 +322,8 @@ class StagedEngine:
                 part.rollback()
         with self._settling:
             self.opened = False
+            for overlay in self._overlays.values():
+                overlay.close()
             self.metrics.closed()
             reach(CrashPoint.STORE_CLOSE)
             self._engine.close()

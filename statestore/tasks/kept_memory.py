@@ -10,12 +10,12 @@ it, and where the interpreter is not CPython, memory is given back at once as al
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
-try:
+_arenas: Any = None
+with suppress(ImportError):  # Without a compiler.
     from statestore.tasks import _arenas
-except ImportError:  # Without a compiler.
-    _arenas = None  # type: ignore[assignment]
 
 
 @contextmanager

@@ -15,7 +15,9 @@ from statestore.errors import HostFailure
 from tests.builders import ROOT
 
 EPOCH = 1_700_000_000
-EXTENSION = "statestore/kafka/wire/_records.abi3.so"
+EXTENSIONS = {
+    f"statestore/{name}.abi3.so" for name in ("kafka/wire/_records", "model/_record", "tasks/_arenas")
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def test_the_wheel_has_what_its_source_has(files: tuple[Path, Path]) -> None:
     with ZipFile(files[1]) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     sources = set(output("git", "ls-files", "statestore").splitlines())
-    assert names == {name for name in sources if not name.endswith((".c", ".h"))} | {EXTENSION}
+    assert names == {name for name in sources if not name.endswith((".c", ".h"))} | EXTENSIONS
     assert files[1].name.startswith(f"statestore-{__version__}-cp311-abi3-")
 
 

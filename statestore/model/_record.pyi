@@ -1,0 +1,3 @@
+from typing import Any
+
+def method(record_type: type[Any], /) -> Any: ...
