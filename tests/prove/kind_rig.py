@@ -117,23 +117,24 @@ class KindRig(Rig):
         """Each store is its changelog, folded."""
         found: list[Found] = []
         for store, form in self.of.stores.items():
-            folded: dict[bytes, bytes] = {}
-            for _, key, value in self.read(f"{self.application_id}-{store}-changelog"):
+            folded: dict[tuple[int, bytes], bytes] = {}
+            for partition, key, value in self.read(f"{self.application_id}-{store}-changelog"):
                 assert key is not None
-                folded.pop(key, None)
+                folded.pop((partition, key), None)
                 if value is not None and not is_of_a_task(key):
-                    folded[key] = value
-            rows = self._stored(store, form)
+                    folded[partition, key] = value
+            # Each partition by itself, as all of them may have rows of the same key.
+            rows = {
+                (partition, key): row
+                for partition, (stored, _) in self.stored(store, form).items()
+                for key, row in stored
+            }
             apart = {key for key in rows.keys() | folded.keys() if rows.get(key) != folded.get(key)}
             if apart:
                 said = f"{store} has {len(rows)} rows, its log {len(folded)}; {len(apart)} differ"
                 text = f"{said}, of them {sorted(apart)[:3]}"
                 found.append(("store unlike its changelog", text, Harm.ANOMALY))
         return found
-
-    def _stored(self, store: str, form: Form) -> dict[bytes, bytes]:
-        """The rows on disk, by the keys that they have in the changelog."""
-        return {key: it for stored in self.stored(store, form).values() for key, it in stored[0]}
 
     def stored(self, store: str, form: Form) -> dict[int, tuple[list[Row], int | None]]:
         """By partition, the rows on disk, and the offset of the changelog that they stand for."""
