@@ -75,7 +75,7 @@ def test_other_arguments_are_type_errors(of: Any) -> None:
 
 
 def test_a_name_that_was_made_at_run_time_is_known_too() -> None:
-    made = {"".join(["time", "stamp_ms"]): 7}
+    made = {f"{unit}_ms": 7 for unit in ["timestamp"]}
     assert ss.Record(b"k", b"v", 1).replace(**made).timestamp_ms == 7
     with pytest.raises(TypeError, match="unexpected"):
         ss.Record(b"k", b"v", 1).replace(**{"\ud800": 7})
