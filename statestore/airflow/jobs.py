@@ -6,8 +6,9 @@ Nothing here imports what it starts. A job is submitted by the path of its file.
 import contextlib
 import os
 import re
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,16 @@ def job_environment(folder: Path) -> dict[str, Any]:
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([beside, *rest]),
     }
+
+
+def logged(log: Any, arguments: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Run a program with these variables, line by line into the log, and return its exit code."""
+    with subprocess.Popen(
+        arguments, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout or ():
+            log.info("%s", line.rstrip())
+    return process.returncode
 
 
 def bounded_master(master: str, cores: int) -> str:

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
 import uuid
@@ -20,6 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.providers.common.compat.sdk import (
@@ -38,6 +40,7 @@ from statestore.airflow.jobs import (
     end_marked_processes,
     job_environment,
     job_path,
+    logged,
     require_job,
 )
 from statestore.airflow.options import job_slots
@@ -68,6 +71,9 @@ _RUN_TIME = re.compile(r"\{\{\s*(data_interval_start|data_interval_end|logical_d
 _JVM = "SPARK_SUBMIT_OPTS"
 LITTLE_COMPILED = "-XX:TieredStopAtLevel=1"
 
+# PySpark's own name for the address of a server of Spark Connect.
+REMOTE = "SPARK_REMOTE"
+
 SPARK_CONNECTION = "spark_default"
 WITHOUT_CONNECTION = "local[*,4]"
 """The master if nobody has made the connection `spark_default`: all cores, and four attempts."""
@@ -84,7 +90,8 @@ class StateStoreJobOperator(SparkSubmitOperator):
     `config`, `pipeline` and `settings` are for a job without a `target`; see
     StateStoreCommandOperator, also for `statestore_conn_id`. `conn_id` is the connection to Spark;
     if there is no connection `spark_default`, Spark runs on the worker. `conf` is added to the
-    settings of Spark.
+    settings of Spark. A connection of the type Spark Connect names a server that is there already:
+    the job is its client, without spark-submit and a JVM of its own.
 
     The summary goes to XCom (key "summary") after success and failure, and into the asset's event
     after success of a run. If STATESTORE_SUMMARY_FILE is set, the summary also stays in that file.
@@ -156,6 +163,7 @@ class StateStoreJobOperator(SparkSubmitOperator):
         self.application = str(job_path(self.job, folder))
         require_job(Path(self.application))
         connected = self.source.connected()
+        remote = self._remote(given=self.conf)
         self._submission = uuid.uuid4().hex
         self.links[SPARK_UI.name] = publish_spark_ui(context)
         self.conf = self._spark_settings(folder) | dict(self.conf or {})
@@ -170,7 +178,10 @@ class StateStoreJobOperator(SparkSubmitOperator):
                 # Not in env_vars: for some masters these become part of the command line. Relative
                 # paths start at the folder.
                 with environment(self.source.variables(connected)), contextlib.chdir(folder):
-                    super().execute(context)
+                    if remote is None:
+                        super().execute(context)
+                    else:
+                        self._run_connected(remote)
             except AirflowFailException:
                 raise
             except (AirflowException, OSError) as error:
@@ -226,6 +237,28 @@ class StateStoreJobOperator(SparkSubmitOperator):
         if self._cores is not None:
             connection["master"] = bounded_master(connection["master"], self._cores)
         return hook
+
+    def _remote(self, given: Mapping[str, str] | None) -> str | None:
+        """The address of the server of Spark Connect that the connection names; None: another."""
+        if not self._has_spark_connection():
+            return None
+        if BaseHook.get_connection(self._conn_id).conn_type != SparkConnectHook.conn_type:
+            return None
+        if given:
+            raise AirflowFailException(
+                f"{self.application_id}: conf= has {', '.join(given)}, and the connection "
+                f"{self._conn_id!r} is one of Spark Connect: set them where its server starts"
+            )
+        return SparkConnectHook(self._conn_id).get_connection_url()
+
+    def _run_connected(self, remote: str) -> None:
+        """Run the job as a client of a server, whose address has a token and is no argument."""
+        arguments = [sys.executable, self.application, *map(str, self.application_args or ())]
+        self.log.info("as a client of Spark Connect: %s", shlex.join(arguments))
+        variables = {**os.environ, **(self.env_vars or {}), REMOTE: remote}
+        code = logged(self.log, arguments, variables)
+        if code:
+            raise AirflowException(f"{self.application_id}: the job ended with code {code}")
 
     def _has_spark_connection(self) -> bool:
         """Whether the connection exists; AirflowFailException if it was named and does not."""

@@ -51,7 +51,7 @@ from statestore.spark.audit_source import LOG, STORE, audit_frame
 from statestore.spark.comparison import compare
 from statestore.spark.datasource import TransactionalStore
 from statestore.spark.program import run_program
-from statestore.spark.session import spark_session
+from statestore.spark.session import parallelism, spark_session
 
 with needed("gx", "an audit on Spark"):
     from statestore.spark.expectations import Frames, validate
@@ -132,7 +132,7 @@ def _judged(
         return [], [], None
     spark.dataSource.register(TransactionalStore)
     if spark.conf.get(_SHUFFLES) == "200":  # Spark's default, for far more rows than is usual here
-        spark.conf.set(_SHUFFLES, str(max(len(subjects), spark.sparkContext.defaultParallelism)))
+        spark.conf.set(_SHUFFLES, str(max(len(subjects), parallelism(spark))))
     read = audit_frame(spark, STORE, subjects, arguments).persist()
     # The log is read once: what comes after the offset must be of the same reading.
     log = audit_frame(spark, LOG, subjects, arguments).persist()

@@ -13,9 +13,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
 from statestore import errors
-from statestore.extras import require_one_pyspark
+from statestore.errors import Misuse
+from statestore.extras import load_from, require_one_pyspark
 from statestore.settings import CONNECTION_VARIABLE
 
+# PySpark's own name for the address of a server of Spark Connect.
+_REMOTE = "SPARK_REMOTE"
 # These hold unless spark-submit says otherwise.
 _DEFAULTS = {"spark.log.level": "WARN"}
 # These hold for a Spark within this machine: its ports are of no use to other machines, and its
@@ -24,8 +27,14 @@ _LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"
 
 
 def spark_session(name: str) -> SparkSession:
-    """Make a session whose workers run this interpreter; spark-submit decides everything else."""
+    """Make a session whose workers run this interpreter; spark-submit decides everything else.
+
+    If SPARK_REMOTE names a server of Spark Connect, it is one of that server's.
+    """
     require_one_pyspark()
+    remote = os.environ.get(_REMOTE)
+    if remote:
+        return _connected(name, remote)
     # py4j logs every connection that it closes, even after the streams are gone.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     builder = SparkSession.builder.appName(name)
@@ -40,6 +49,17 @@ def spark_session(name: str) -> SparkSession:
     )
     pass_on_connection(session.sparkContext)
     return session
+
+
+def _connected(name: str, remote: str) -> SparkSession:
+    try:
+        made: SparkSession = load_from("statestore.spark.connected:connected_session")(name, remote)
+    except ImportError as error:
+        raise Misuse(
+            f"{_REMOTE} is set, and the client of Spark Connect cannot be imported ({error}): "
+            f"pip install 'pyspark[connect]', or unset {_REMOTE}"
+        ) from error
+    return made
 
 
 def pass_on_connection(context: SparkContext) -> None:
@@ -78,7 +98,7 @@ class Slots(NamedTuple):
     @classmethod
     def of(cls, spark: SparkSession) -> "Slots":
         """Those of a session, which may be one of Spark Connect."""
-        everywhere = _parallelism(spark)
+        everywhere = parallelism(spark)
         cores, cpus = spark.conf.get("spark.executor.cores", None), _number(spark, "task.cpus", 1)
         return cls(
             everywhere,
@@ -88,7 +108,8 @@ class Slots(NamedTuple):
         )
 
 
-def _parallelism(spark: SparkSession) -> int:
+def parallelism(spark: SparkSession) -> int:
+    """Return how many tasks run at once, in a session of Spark Connect, too."""
     try:
         return spark.sparkContext.defaultParallelism
     except PySparkAttributeError:

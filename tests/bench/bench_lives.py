@@ -34,6 +34,7 @@ from tests.bench.harness import ROOT, Bench, scratch
 from tests.bench.pipelines import INPUT_VARIABLE, OUTPUT_VARIABLE
 from tests.bench.topic_children import PARTITIONS, fill
 from tests.certificates import Authority
+from tests.spark.cluster_rig import CHECKOUT, connect_server
 
 SIZES = (10_000, 100_000, 1_000_000)
 LARGEST = 10_000_000
@@ -89,25 +90,43 @@ def bench_starts(bench: Bench, rig: Rig, repeats: int) -> None:
     """Over 10 000 waiting records, by an application that has run before."""
     rig.on_spark("counting", "warm")
     submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", MASTER]
-    programs = {
-        "spark-submit jobs/process.py": [*submit, "jobs/process.py"],
-        "statestore run": [_STATESTORE, "run"],
-    }
-    for name, program in programs.items():
-        first, last = [], []
-        for number in range(repeats):
-            fill(rig.kafka.bootstrap_servers, rig.input, MICRO_BATCH, seed=200 + number)
-            outputs = _Outputs(rig)
-            began = time()
-            command = rig.command(program, "counting", "warm")
-            with (rig.folder / "start.log").open("w") as log:
-                child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-            first.append(outputs.next()[1] - began)
-            assert child.wait() == 0, (rig.folder / "start.log").read_text()[-2000:]
-            last.append(time() - began)
-            outputs.close()
+    folder = rig.folder / "server"
+    folder.mkdir()
+    with connect_server(folder, {**os.environ, **CHECKOUT}) as (_, address):
+        programs: dict[str, tuple[list[str], dict[str, str]]] = {
+            "spark-submit jobs/process.py": ([*submit, "jobs/process.py"], {}),
+            "the same as a client of Spark Connect": (
+                [sys.executable, "jobs/process.py"],
+                {"SPARK_REMOTE": address},
+            ),
+            "statestore run": ([_STATESTORE, "run"], {}),
+        }
+        took: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+        # The first turn warms the server.
+        for number in range(repeats + 1):
+            for name, (program, variables) in programs.items():
+                fill(rig.kafka.bootstrap_servers, rig.input, MICRO_BATCH, seed=200 + number)
+                took[name].append(_start(rig, program, variables))
+    for name, found in took.items():
+        first, last = zip(*found[1:], strict=True)
         bench.add(f"{name}: start to first committed output", "s", first)
         bench.add(f"{name}: start to exit", "s", last)
+
+
+def _start(rig: Rig, program: list[str], variables: Mapping[str, str]) -> tuple[float, float]:
+    """Seconds to the first committed output, and to the exit."""
+    outputs = _Outputs(rig)
+    began = time()
+    command = rig.command(program, "counting", "warm")
+    with (rig.folder / "start.log").open("w") as log:
+        child = subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, **variables}, stdout=log, stderr=log
+        )
+    first = outputs.next()[1] - began
+    assert child.wait() == 0, (rig.folder / "start.log").read_text()[-2000:]
+    last = time() - began
+    outputs.close()
+    return first, last
 
 
 def bench_latency(bench: Bench, rig: Rig, doors: Mapping[str, Sequence[str]]) -> None:

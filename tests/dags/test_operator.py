@@ -485,8 +485,13 @@ def test_the_jobs_output_is_in_the_tasks_log_with_one_line_of_figures(
     assert "caught up, 12 records held back until later input (fewer-buffer 10, near 2)" in log
 
 
-def test_stopping_the_task_ends_every_process_of_the_job(target: Application) -> None:
-    task = operator(target, STUBBORN)
+@pytest.mark.parametrize("of_spark_connect", [False, True])
+def test_stopping_the_task_ends_every_process_of_the_job(
+    target: Application, connected: dict[str, Any], *, of_spark_connect: bool
+) -> None:
+    job = folder_of(target) / connected["job"]
+    job.write_text(STUBBORN.format(python=sys.executable), encoding="utf-8")
+    task = operator(target, STUBBORN, **(connected if of_spark_connect else {}))
     raised: list[Exception] = []
 
     def execute() -> None:
@@ -552,3 +557,52 @@ def test_a_secret_among_the_flags_of_an_operator_is_refused_and_not_shown(flags:
         split_flags(flags, "orders")
     assert "hunter2" not in str(refused.value)
     assert split_flags("--set 'sasl.password=${P}' --target s3://b/f", "orders") != []
+
+
+@pytest.fixture
+def connected(target: Application, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The arguments of a job that is a client of Spark Connect, and stands beside the target."""
+    connection = {"conn_type": "spark_connect", "host": "spark", "port": 15002, "password": "hush"}
+    monkeypatch.setenv("AIRFLOW_CONN_NEAR", json.dumps(connection))
+    job = folder_of(target) / "job.py"
+    job.write_text(SUBMIT.format(python=sys.executable), encoding="utf-8")
+    return {"job": "job.py", "conn_id": "near"}
+
+
+def test_a_server_of_spark_connect_needs_no_submission_and_its_token_is_no_argument(
+    run: Callable[..., Run], connected: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run(**connected)
+    assert done.raised is None
+    assert done.pushed["summary"] == done.event["summary"] == DONE
+    assert done.given["env"]["SPARK_REMOTE"] == "sc://spark:15002/;token=hush"
+    assert done.given["argv"][:2] == ["--application-id", "flights"]
+    assert not any("hush" in argument for argument in done.given["argv"])
+    said = capsys.readouterr().out
+    assert "a line of the job" in said
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize(
+    ("summary", "code", "raised"),
+    [
+        (NO_SUMMARY, 1, JobFailed),
+        (failed("retry"), 6, JobFailed),
+        (failed("retry_later"), 6, RetryLater),
+        (failed("fail"), 6, AirflowFailException),
+        (DONE, 1, JobFailed),
+    ],
+)
+def test_a_client_of_spark_connect_that_fails_is_treated_like_a_submission(
+    summary: Any, code: int, raised: type[Exception], run: Callable[..., Run], connected: Any
+) -> None:
+    assert type(run(summary, code, **connected).raised) is raised
+
+
+def test_settings_of_spark_are_those_of_the_server(
+    run: Callable[..., Run], connected: dict[str, Any]
+) -> None:
+    refused = run(**connected, conf={"spark.executor.memory": "4g"})
+    assert isinstance(refused.raised, AirflowFailException)
+    assert "conf= has spark.executor.memory" in str(refused.raised)
+    assert refused.given == {}

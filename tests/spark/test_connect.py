@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 import statestore as ss
 from statestore import serdes
 from statestore.testing.local_kafka import LocalKafka
+from tests.builders import DEADLINE_S, ROOT, eventually
 from tests.kafka.writing_rig import Sink
 from tests.spark.cluster_rig import CHECKOUT, RUN_S, connect_server, environment
 
@@ -67,3 +68,93 @@ def test_a_client_reads_stores_and_their_changes_and_writes_each_row_once(
     # One batch that was saved twice, and the rows of the store by two queries.
     batch, store = Counter(map(str, range(50))), Counter(map(str, range(KEYS)))
     assert sink.read() == batch + store + store
+
+
+COUNTING = """
+import os
+import statestore as ss
+
+def counting():
+    b = ss.StreamsBuilder()
+    b.stream("jobs-in").group_by_key().count("counts").to_stream().to("jobs-out")
+    return b.build()
+"""
+
+
+class Jobs:
+    """The jobs of this package as clients of a server; they and its workers find the pipeline."""
+
+    def __init__(self, kafka: LocalKafka, folder: Path, address: str) -> None:
+        self.kafka, self._folder, self._address = kafka, folder, address
+        for topic in ("jobs-in", "jobs-out"):
+            kafka.create_topic(topic, partitions=2)
+
+    def start(self, job: str, *flags: str) -> "subprocess.Popen[str]":
+        of_all = ["--application-id", "jobs", "--bootstrap-servers", self.kafka.bootstrap_servers]
+        command = [sys.executable, str(ROOT / "jobs" / f"{job}.py"), *of_all]
+        return subprocess.Popen(
+            [*command, "--state-dir", str(self._folder / "state"), *flags],
+            env=environment({**with_pipeline(self._folder), "SPARK_REMOTE": self._address}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, job: str, *flags: str) -> str:
+        process = self.start(job, *flags)
+        said, _ = process.communicate(timeout=RUN_S)
+        assert process.returncode == 0, said[-6000:]
+        return said
+
+    def produce(self, numbers: range) -> None:
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers})
+        for number in numbers:
+            producer.produce("jobs-in", b"v", str(number % KEYS), partition=number % 2)
+        producer.flush()
+
+    def counts(self) -> list[tuple[bytes, int]]:
+        """The committed counts, in order by partition."""
+        spec = {"bootstrap.servers": self.kafka.bootstrap_servers, "group.id": "counts"}
+        consumer = Consumer({**spec, "isolation.level": "read_committed"})
+        consumer.assign([TopicPartition("jobs-out", it, 0) for it in range(2)])
+        found = []
+        while message := consumer.poll(3.0):
+            assert message.error() is None
+            found.append((message.key() or b"", int.from_bytes(message.value() or b"", "big")))
+        consumer.close()
+        return found
+
+
+def with_pipeline(folder: Path) -> dict[str, str]:
+    return {**CHECKOUT, "PYTHONPATH": f"{folder}:{CHECKOUT['PYTHONPATH']}"}
+
+
+@pytest.fixture
+def jobs(kafka: LocalKafka, tmp_path: Path) -> Iterator[Jobs]:
+    (tmp_path / "counted.py").write_text(COUNTING)
+    server = tmp_path / "server"
+    server.mkdir()
+    with connect_server(server, with_pipeline(tmp_path)) as (_, address):
+        yield Jobs(kafka, tmp_path, address)
+
+
+def test_jobs_that_are_clients_run_audit_and_export_and_end_when_they_are_told_to(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    jobs.produce(range(2 * KEYS))
+    assert '"records_in":40' in jobs.run("process", "--pipeline", "counted:counting")
+    assert sorted(jobs.counts()) == [(str(key).encode(), 2) for key in sorted(range(KEYS), key=str)]
+    assert '"verdict":"right"' in jobs.run("audit")
+    assert "2 stores" in jobs.run("export", "--target", (tmp_path / "exports").as_uri())
+
+    # What the server does for a client ends with the client.
+    going_on = jobs.start("process", "--pipeline", "counted:counting", "--run-for", "10m")
+    jobs.produce(range(KEYS))
+    eventually(lambda: max(count for _, count in jobs.counts()) == 3, "it works", RUN_S)
+    going_on.terminate()
+    said, _ = going_on.communicate(timeout=DEADLINE_S)
+    assert going_on.returncode != 0, said
+    jobs.produce(range(KEYS))
+    assert '"caught_up":true' in jobs.run("process", "--pipeline", "counted:counting")
+    keys = [str(key).encode() for key in range(KEYS)]
+    assert sorted(jobs.counts()) == sorted((key, count) for key in keys for count in (2, 3, 4))
