@@ -2,12 +2,16 @@
 
    An arena is what objects are cut from, a MiB at a time. The interpreter gives an empty one back
    to the system, and the next batch pays a page fault for each 4 KiB of another. kept_memory.py is
-   the only caller and says what the functions promise. All of them are called with the
-   interpreter's lock held. The two functions of CPython that it stands on are older than the
-   stable interface and no part of it, so they are looked for, and nothing is kept without them. */
+   the only caller and says what the functions promise. The two functions of CPython that it stands
+   on are older than the stable interface and no part of it, so they are looked for, and nothing is
+   kept without them.
+
+   Python calls all of this with the lock of an interpreter, of which there may be several in a
+   process: hence the lock below, which is held for a few instructions. */
 
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#include <stdatomic.h>
 
 typedef struct {
     void *context;
@@ -33,37 +37,54 @@ static int untouched; /* So many have been there, unused, since the last trim. *
 static int users;
 static int installed;
 
+static atomic_flag busy = ATOMIC_FLAG_INIT;
+
+static void lock(void)
+{
+    while (atomic_flag_test_and_set_explicit(&busy, memory_order_acquire)) {
+    }
+}
+
+static void unlock(void) { atomic_flag_clear_explicit(&busy, memory_order_release); }
+
 static void *allocate(void *context, size_t size)
 {
+    void *arena = NULL;
     (void)context;
-    if (count == 0 || size != arena_size)
-        return original.allocate(original.context, size);
-    count--;
-    if (untouched > count)
-        untouched = count;
-    return kept[count];
+    lock();
+    if (count > 0 && size == arena_size) {
+        arena = kept[--count];
+        if (untouched > count)
+            untouched = count;
+    }
+    unlock();
+    return arena != NULL ? arena : original.allocate(original.context, size);
 }
 
 static void release(void *context, void *arena, size_t size)
 {
+    int keeps;
     (void)context;
+    lock();
     if (count == 0 && size >= LEAST_SIZE)
         arena_size = size;
-    if (users == 0 || count == MOST || size != arena_size)
-        original.release(original.context, arena, size);
-    else
+    keeps = users > 0 && count < MOST && size == arena_size;
+    if (keeps)
         kept[count++] = arena;
+    unlock();
+    if (!keeps)
+        original.release(original.context, arena, size);
 }
 
-/* Give back those that have lain longest, until so many are left. */
-static void give_back(int wanted)
+/* Give back the ones that have lain longest. */
+static void give_back(int given)
 {
-    int given = count - wanted;
     for (int i = 0; i < given; i++)
         original.release(original.context, kept[i], arena_size);
-    count = wanted;
-    for (int i = 0; i < wanted; i++)
+    count -= given;
+    for (int i = 0; i < count; i++)
         kept[i] = kept[i + given];
+    untouched = count;
 }
 
 static PyObject *arenas_begin(PyObject *module, PyObject *unused)
@@ -72,13 +93,10 @@ static PyObject *arenas_begin(PyObject *module, PyObject *unused)
     (void)module, (void)unused;
     if (PyObject_GetArenaAllocator == NULL || PyObject_SetArenaAllocator == NULL)
         return PyBool_FromLong(0);
-    if (users++ == 0) {
-        untouched = 0;
-        if (!installed) {
-            PyObject_GetArenaAllocator(&original);
-            PyObject_SetArenaAllocator(&ours);
-            installed = 1;
-        }
+    if (users++ == 0 && !installed) {
+        PyObject_GetArenaAllocator(&original);
+        PyObject_SetArenaAllocator(&ours);
+        installed = 1;
     }
     return PyBool_FromLong(1);
 }
@@ -88,7 +106,9 @@ static PyObject *arenas_end(PyObject *module, PyObject *unused)
     Allocator current;
     (void)module, (void)unused;
     if (--users == 0) {
-        give_back(0);
+        lock();
+        give_back(count);
+        unlock();
         PyObject_GetArenaAllocator(&current);
         if (current.allocate == allocate) { /* Or somebody stands on it, and it stays. */
             PyObject_SetArenaAllocator(&original);
@@ -101,8 +121,9 @@ static PyObject *arenas_end(PyObject *module, PyObject *unused)
 static PyObject *arenas_trim(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    give_back(count - untouched);
-    untouched = count;
+    lock();
+    give_back(untouched);
+    unlock();
     Py_RETURN_NONE;
 }
 
