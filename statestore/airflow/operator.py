@@ -242,12 +242,18 @@ class StateStoreJobOperator(SparkSubmitOperator):
         """The address of the server of Spark Connect that the connection names; None: another."""
         if not self._has_spark_connection():
             return None
-        if BaseHook.get_connection(self._conn_id).conn_type != SparkConnectHook.conn_type:
+        connection = BaseHook.get_connection(self._conn_id)
+        if connection.conn_type != SparkConnectHook.conn_type:
             return None
         if given:
             raise AirflowFailException(
                 f"{self.application_id}: conf= has {', '.join(given)}, and the connection "
                 f"{self._conn_id!r} is one of Spark Connect: set them where its server starts"
+            )
+        if not connection.host or "/" in connection.host.removeprefix("sc://"):
+            raise AirflowFailException(
+                f"{self.application_id}: the connection {self._conn_id!r} of Spark Connect has the "
+                f"host {connection.host!r}: it must be a host, as 'spark.example' or 'sc://…'"
             )
         return SparkConnectHook(self._conn_id).get_connection_url()
 

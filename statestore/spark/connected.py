@@ -5,7 +5,6 @@ the session has in place of spark-submit's settings is the server's.
 """
 
 import os
-import signal
 from typing import Final
 
 import grpc
@@ -21,8 +20,7 @@ _REACHED_S: Final = 30.0
 def connected_session(name: str, remote: str) -> SparkSession:
     """Return a session of a server, `sc://host:port/;token=…`.
 
-    SIGTERM interrupts what the server does for it, as Ctrl-C does. Raises Unavailable if no server
-    answers, Misuse if settings cannot reach its workers.
+    Raises Unavailable if it does not answer, Misuse if settings cannot reach its workers.
     """
     if any(variable.startswith(CONNECTION_VARIABLE) for variable in os.environ):
         raise Misuse(
@@ -31,7 +29,6 @@ def connected_session(name: str, remote: str) -> SparkSession:
             "here and for the server's executors"
         )
     _require_server(remote)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return SparkSession.builder.remote(remote).appName(name).getOrCreate()
 
 

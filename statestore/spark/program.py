@@ -1,12 +1,16 @@
 """How a job of this package runs as a program."""
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from statestore.cli import exit_code_of
 
+REMOTE: Final = "SPARK_REMOTE"
+"""PySpark's own name for the address of a server of Spark Connect."""
 _HERE = Path(__file__).resolve().parent
 
 
@@ -15,6 +19,10 @@ def run_program(command: Callable[[], object]) -> NoReturn:
 
     Python puts the folder of a script first on the import path. Of a script in this package that
     folder is taken off again: `process` and `session` may be modules of the user's.
+
+    SIGTERM ends a client of Spark Connect as Ctrl-C does, which ends what the server does for it.
     """
+    if os.environ.get(REMOTE):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
     sys.exit(exit_code_of(command))

@@ -16,9 +16,8 @@ from statestore import errors
 from statestore.errors import Misuse
 from statestore.extras import load_from, require_one_pyspark
 from statestore.settings import CONNECTION_VARIABLE
+from statestore.spark.program import REMOTE
 
-# PySpark's own name for the address of a server of Spark Connect.
-_REMOTE = "SPARK_REMOTE"
 # These hold unless spark-submit says otherwise.
 _DEFAULTS = {"spark.log.level": "WARN"}
 # These hold for a Spark within this machine: its ports are of no use to other machines, and its
@@ -29,10 +28,10 @@ _LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"
 def spark_session(name: str) -> SparkSession:
     """Make a session whose workers run this interpreter; spark-submit decides everything else.
 
-    If SPARK_REMOTE names a server of Spark Connect, it is one of that server's.
+    If SPARKREMOTE names a server of Spark Connect, it is one of that server's.
     """
     require_one_pyspark()
-    remote = os.environ.get(_REMOTE)
+    remote = os.environ.get(REMOTE)
     if remote:
         return _connected(name, remote)
     # py4j logs every connection that it closes, even after the streams are gone.
@@ -56,8 +55,8 @@ def _connected(name: str, remote: str) -> SparkSession:
         made: SparkSession = load_from("statestore.spark.connected:connected_session")(name, remote)
     except ImportError as error:
         raise Misuse(
-            f"{_REMOTE} is set, and the client of Spark Connect cannot be imported ({error}): "
-            f"pip install 'pyspark[connect]', or unset {_REMOTE}"
+            f"{REMOTE} is set, and the client of Spark Connect cannot be imported ({error}): "
+            f"pip install 'pyspark[connect]', or unset {REMOTE}"
         ) from error
     return made
 

@@ -308,29 +308,6 @@ def test_spark_submit_failing_after_a_good_summary_is_retried(run: Callable[...,
     assert done.event == {}
 
 
-def test_a_command_that_says_nothing_but_a_code_is_retried_by_its_code(tmp_path: Path) -> None:
-    kinds: list[type[errors.StateStoreError]] = [errors.StateStoreError]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    raised = {
-        errors.Action.FAIL: AirflowFailException,
-        errors.Action.RETRY: JobFailed,
-        errors.Action.RETRY_LATER: RetryLater,
-    }
-    assert len({kind.exit_code for kind in kinds}) > 15
-    for kind in kinds:
-        (tmp_path / "job.py").write_text(f"raise SystemExit({kind.exit_code})", encoding="utf-8")
-        task = StateStoreCommandOperator(
-            task_id="call",
-            command="status",
-            application_id="flights",
-            job=str(tmp_path / "job.py"),
-        )
-        with pytest.raises(AirflowException, match=f"exit code {kind.exit_code}") as caught:
-            task.execute(cast("Context", {"ti": TaskInstance()}))
-        assert caught.type is raised[kind.action], kind
-
-
 def test_a_missing_spark_submit_is_retried_and_named(run: Callable[..., Run]) -> None:
     done = run(spark_binary="/nowhere/spark-submit")
     assert type(done.raised) is JobFailed
@@ -588,6 +565,15 @@ def test_a_client_of_spark_connect_that_fails_is_treated_like_a_submission(
     told: tuple[Any, int], run: Callable[..., Run], connected: dict[str, Any]
 ) -> None:
     assert type(run(*told, **connected).raised) is JobFailed
+
+
+@pytest.mark.parametrize("host", [None, "sc://spark/path"])
+def test_a_connection_of_spark_connect_names_a_host(
+    host: Any, run: Callable[..., Run], connected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = json.dumps({"conn_type": "spark_connect", "host": host})
+    monkeypatch.setenv("AIRFLOW_CONN_NEAR", said)
+    assert "it must be a host" in str(run(**connected).raised)
 
 
 def test_settings_of_spark_are_those_of_the_server(
