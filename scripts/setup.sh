@@ -2,7 +2,7 @@
 # Makes .venv what requirements/lock.txt says, after checking Python, Java, Maven and make.
 #
 # Root gets missing programs by apt; anybody else gets one message that names them. A C compiler is not needed, but
-# without one the codec of Kafka's records is left out (docs/adr/0047). If the files that decide the
+# without one the extensions are left out (docs/adr/0047, docs/adr/0055). If the files that decide the
 # environment have not changed since the last complete set-up, nothing is done. Two set-ups at once take turns.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -72,7 +72,7 @@ offer_compiler() {
         (apt_install gcc libc6-dev python3.11-dev) || true
         hash -r
     fi
-    can_compile || say "no C compiler, or no Python.h (Debian: gcc, python3.11-dev): Kafka is read through librdkafka only"
+    can_compile || say "no C compiler, or no Python.h (Debian: gcc, python3.11-dev): Kafka is read through librdkafka only, and records take longer"
 }
 
 # It searches the model of the commit protocol (docs/proof.md).

@@ -14,7 +14,7 @@ from pyspark.sql.functions import spark_partition_id
 
 from statestore import errors
 from statestore.errors import Misuse
-from statestore.extras import load_from, require_one_pyspark
+from statestore.extras import require_one_pyspark
 from statestore.settings import CONNECTION_VARIABLE
 from statestore.spark.program import REMOTE
 
@@ -52,13 +52,13 @@ def spark_session(name: str) -> SparkSession:
 
 def _connected(name: str, remote: str) -> SparkSession:
     try:
-        made: SparkSession = load_from("statestore.spark.connected:connected_session")(name, remote)
+        from statestore.spark.connected import connected_session
     except ImportError as error:
         raise Misuse(
             f"{REMOTE} is set, and the client of Spark Connect cannot be imported ({error}): "
             f"pip install 'pyspark[connect]', or unset {REMOTE}"
         ) from error
-    return made
+    return connected_session(name, remote)
 
 
 def pass_on_connection(context: SparkContext) -> None:
