@@ -114,7 +114,7 @@ class StagedTable:
 
         A processor that writes one by one waits for little else, so each call saved here counts.
         """
-        times = None if self.times is None else self.times.unkept
+        times = {} if self.times is None else self.times.unkept
         if times is None or type(self) is not StagedTable:
             return None
         overlay, entries, clock, put = self._overlay, self._entries, self._clock, self.put
@@ -123,8 +123,7 @@ class StagedTable:
 
         def write(key: Any, value: Any) -> None:
             row = key if plain_keys and type(key) is bytes else write_key(key)
-            now_ms = clock.now_ms
-            if value is None or now_ms is None or not overlay.is_plain:
+            if value is None or not overlay.is_plain:
                 put(row, codec.value(value))
                 return
             try:
@@ -137,7 +136,9 @@ class StagedTable:
             else:
                 overlay.size_bytes += len(data) - len(old)
             entries[row] = data
-            times[row] = now_ms
+            now_ms = clock.now_ms
+            if now_ms is not None:
+                times[row] = now_ms
 
         return write
 

@@ -1,5 +1,6 @@
 """The `put` that processors call does what the one of bytes does, whatever goes before it."""
 
+import dataclasses
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -97,8 +98,18 @@ def test_a_closed_store_takes_nothing() -> None:
 
 
 def test_stores_with_more_to_do_have_none() -> None:
-    for store in (
-        memory_store(_SPEC),
-        memory_store(ss.in_memory_key_value_store("s", ttl=1000), owned_by_task=True),
+    for spec in (
+        ss.in_memory_key_value_store("s", ttl=1000),
+        dataclasses.replace(_SPEC, row_times=True),
     ):
-        assert "put" not in vars(store)
+        assert "put" not in vars(memory_store(spec, owned_by_task=True))
+
+
+def test_a_store_of_its_own_has_one_too() -> None:
+    store: Store = memory_store(_SPEC)
+    assert "put" in vars(store)
+    store.put(b"k", 1)
+    assert (store.get(b"k"), store.table.changes(9).times) == (1, [9])
+    store.close()
+    with pytest.raises(StoreClosed):
+        store.put(b"k", 2)
