@@ -20,7 +20,8 @@ _REACHED_S: Final = 30.0
 def connected_session(name: str, remote: str) -> SparkSession:
     """Return a session of a server, `sc://host:port/;token=…`.
 
-    Raises Unavailable if it does not answer, Misuse if settings cannot reach its workers.
+    Raises Unavailable if it does not answer, Misuse if its address is none, or if settings cannot
+    reach its workers.
     """
     if any(variable.startswith(CONNECTION_VARIABLE) for variable in os.environ):
         raise Misuse(
@@ -34,7 +35,10 @@ def connected_session(name: str, remote: str) -> SparkSession:
 
 def _require_server(remote: str) -> None:
     """Find out in time what the client of Spark Connect would say after ten minutes."""
-    builder = DefaultChannelBuilder(remote)
+    try:
+        builder = DefaultChannelBuilder(remote)
+    except ValueError as error:
+        raise Misuse(f"this is no address of a server of Spark Connect: {error}") from error
     channel = builder.toChannel()
     try:
         grpc.channel_ready_future(channel).result(_REACHED_S)

@@ -25,6 +25,14 @@ def test_a_server_that_does_not_answer_is_unavailable_and_its_token_untold(
     assert "hush" not in str(raised.value)
 
 
+@pytest.mark.parametrize("address", ["spark:1", "sc://", "sc://h:port", "sc://h/path;token=hush"])
+def test_an_address_that_is_none_is_misuse(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", address)
+    with pytest.raises(Misuse, match="is no address of a server of Spark Connect") as raised:
+        spark_session("x")
+    assert "hush" not in str(raised.value)
+
+
 def test_secrets_of_a_connection_of_airflow_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATESTORE_CONNECTION_SASL_PASSWORD", "hush")
     with pytest.raises(Misuse, match="do not reach the workers of Spark Connect"):
