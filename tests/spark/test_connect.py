@@ -70,6 +70,7 @@ def test_a_client_reads_stores_and_their_changes_and_writes_each_row_once(
     assert sink.read() == batch + store + store
 
 
+EXACTLY_ONCE = ("--set", "processing.guarantee=exactly_once")
 COUNTING = """
 import os
 import statestore as ss
@@ -93,7 +94,7 @@ class Jobs:
         of_all = ["--application-id", "jobs", "--bootstrap-servers", self.kafka.bootstrap_servers]
         command = [sys.executable, str(ROOT / "jobs" / f"{job}.py"), *of_all]
         return subprocess.Popen(
-            [*command, "--state-dir", str(self._folder / "state"), *flags],
+            [*command, "--state-dir", str(self._folder / "state"), *EXACTLY_ONCE, *flags],
             env=environment({**with_pipeline(self._folder), "SPARK_REMOTE": self._address}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
