@@ -178,9 +178,7 @@ class TransactionalKeyValueStore(TransactionalBase, KeyValueReader[K, V]):
         self.spec = spec
         self._plain_keys, self._read_value = self._codec.plain_keys, self._codec.read_value
         self._failure = staged.failure
-        writer = self.table.writer(self._codec)
-        if writer is not None:
-            self.put = writer  # type: ignore[method-assign, assignment]
+        self.put = self.table.writer(self._codec)  # type: ignore[method-assign, assignment]
         # Of rows that expire, only their table knows which are still there.
         shown = type(self.table) is StagedTable
         self._pending: Mapping[bytes, bytes | None] = self.table.staged_rows if shown else {}

@@ -109,27 +109,29 @@ class StagedTable:
         if now_ms is not None and self._note_one is not None:
             self._note_one(key, now_ms)
 
-    def writer(self, codec: Codec[Any, Any]) -> Callable[[Any, Any], None] | None:
-        """Return a `put` of keys and values, not bytes; None if it has to do more than most.
+    def writer(self, codec: Codec[Any, Any]) -> Callable[[Any, Any], None]:
+        """Return a `put` of keys and values in place of bytes.
 
         A processor that writes one by one waits for little else, so each call saved here counts.
         """
-        times = {} if self.times is None else self.times.unkept
-        if times is None or type(self) is not StagedTable:
-            return None
-        overlay, entries, clock, put = self._overlay, self._entries, self._clock, self.put
+        put, overlay, entries, clock = self.put, self._overlay, self._entries, self._clock
         write_key, write_value = codec.key, codec.write_value
         plain_keys, plain_values = codec.plain_keys, codec.plain_values
+        # Where times are kept as rows, as those of rows that expire are, `put` has more to do.
+        times = {} if self.times is None else self.times.unkept
 
         def write(key: Any, value: Any) -> None:
-            row = key if plain_keys and type(key) is bytes else write_key(key)
-            if value is None or not overlay.is_plain:
-                put(row, codec.value(value))
+            row: bytes = key if plain_keys and type(key) is bytes else write_key(key)
+            if value is None:
+                put(row, None)
                 return
             try:
                 data: bytes = value if plain_values and type(value) is bytes else write_value(value)
             except Exception:  # noqa: BLE001  # once more, for the error that names the store
                 data = codec.some_value(value)
+            if times is None or not overlay.is_plain:
+                put(row, data)
+                return
             old = entries.get(row)
             if old is None:
                 overlay.size_bytes += len(row) + len(data) + ENTRY_COST

@@ -12,6 +12,7 @@ import statestore as ss
 from statestore import serdes
 from statestore.errors import Misuse, StoreClosed
 from statestore.stores.keyvalue import TransactionalKeyValueStore
+from statestore.stores.specs import KeyValueSpec
 from tests.builders import memory_store
 
 Store = TransactionalKeyValueStore[Any, Any]
@@ -69,9 +70,19 @@ def taken(store: Store, steps: list[tuple[Any, ...]], *, short: bool) -> list[An
     return seen
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(_SPEC, id="most"),
+        pytest.param(dataclasses.replace(_SPEC, row_times=True), id="times are kept"),
+        pytest.param(dataclasses.replace(_SPEC, ttl_ms=3), id="rows expire"),
+    ],
+)
 @given(st.lists(_STEPS, max_size=30))
-def test_it_leaves_the_same_rows_times_and_sizes(steps: list[tuple[Any, ...]]) -> None:
-    ours, plain = (memory_store(_SPEC, owned_by_task=True) for _ in range(2))
+def test_it_leaves_the_same_rows_times_and_sizes(
+    spec: KeyValueSpec[Any, Any], steps: list[tuple[Any, ...]]
+) -> None:
+    ours, plain = (memory_store(spec, owned_by_task=True) for _ in range(2))
     assert "put" in vars(ours)
     assert taken(ours, steps, short=True) == taken(plain, steps, short=False)
 
@@ -95,14 +106,6 @@ def test_a_closed_store_takes_nothing() -> None:
     for value in (2, None):
         with pytest.raises(StoreClosed):
             store.put(b"k", value)
-
-
-def test_stores_with_more_to_do_have_none() -> None:
-    for spec in (
-        ss.in_memory_key_value_store("s", ttl=1000),
-        dataclasses.replace(_SPEC, row_times=True),
-    ):
-        assert "put" not in vars(memory_store(spec, owned_by_task=True))
 
 
 def test_a_store_of_its_own_has_one_too() -> None:
