@@ -16,12 +16,16 @@ from statestore.stores.specs import KeyValueSpec
 from tests.builders import memory_store
 
 Store = TransactionalKeyValueStore[Any, Any]
-_SPEC = ss.in_memory_key_value_store("s", value_serde=serdes.INT64)
+_SPEC: KeyValueSpec[Any, Any] = ss.in_memory_key_value_store("s", value_serde=serdes.INT64)
+_TEXTS = dataclasses.replace(_SPEC, value_serde=serdes.STRING)
 _KEYS = st.sampled_from([b"", b"a", b"bc", b"def"])
-_VALUES = st.one_of(st.none(), st.integers(0, 3), st.just(1 << 62))
+_PUT = st.tuples(st.just("put"), _KEYS, st.sampled_from(["", "a", "text", "a longer text"]))
 _STEPS = st.one_of(
-    st.tuples(st.just("put"), _KEYS, _VALUES),
-    st.tuples(st.just("at"), st.one_of(st.none(), st.integers(0, 5))),
+    _PUT,
+    _PUT,
+    _PUT,
+    st.tuples(st.just("put"), _KEYS, st.none()),
+    st.tuples(st.just("at"), st.sampled_from([None, 0, 4, 2])),
     st.tuples(st.just("begin")),
     st.tuples(st.just("end"), st.booleans()),
     st.tuples(st.just("commit")),
@@ -73,12 +77,12 @@ def taken(store: Store, steps: list[tuple[Any, ...]], *, short: bool) -> list[An
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param(_SPEC, id="most"),
-        pytest.param(dataclasses.replace(_SPEC, row_times=True), id="times are kept"),
-        pytest.param(dataclasses.replace(_SPEC, ttl_ms=3), id="rows expire"),
+        pytest.param(_TEXTS, id="most"),
+        pytest.param(dataclasses.replace(_TEXTS, row_times=True), id="times are kept"),
+        pytest.param(dataclasses.replace(_TEXTS, ttl_ms=3), id="rows expire"),
     ],
 )
-@given(st.lists(_STEPS, max_size=30))
+@given(st.lists(_STEPS, min_size=10, max_size=40))
 def test_it_leaves_the_same_rows_times_and_sizes(
     spec: KeyValueSpec[Any, Any], steps: list[tuple[Any, ...]]
 ) -> None:
