@@ -23,6 +23,8 @@ from statestore.errors import Misuse
 
 SPARK_CLASSES: Final = "statestore-classes.jsa"
 """The archive that `statestore spark-classes` makes in the folder of Spark."""
+SPARK_REMOTE: Final = "SPARK_REMOTE"
+"""PySpark's own name for the address of a server of Spark Connect, `sc://host:port/;token=…`."""
 _PACKAGE = "statestore"
 # Both install into the same folder, which no tool notices.
 _OF_ONE_FOLDER = ("pyspark", "pyspark-client")

@@ -22,6 +22,7 @@ from statestore.airflow.jobs import (
     STATESTORE,
     job_environment,
     job_path,
+    logged,
     require_job,
 )
 from statestore.airflow.reports import REPORT, publish_report
@@ -132,11 +133,9 @@ class StateStoreCommandOperator(BaseOperator):
             stdout=out,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
         )
-        with self._process as process:
-            for line in process.stderr or ():
-                self.log.info("%s", line.rstrip())
-        return process.returncode
+        return logged(self.log, self._process)
 
 
 def _last_object(text: str) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -64,12 +64,10 @@ def job_environment(folder: Path) -> dict[str, Any]:
     }
 
 
-def logged(log: Any, arguments: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Run a program with these variables, line by line into the log, and return its exit code."""
-    with subprocess.Popen(
-        arguments, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        for line in process.stdout or ():
+def logged(log: Any, process: subprocess.Popen[str]) -> int:
+    """Log what a program says, line by line, until it ends; return its exit code."""
+    with process:
+        for line in process.stderr or process.stdout or ():
             log.info("%s", line.rstrip())
     return process.returncode
 

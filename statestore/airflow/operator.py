@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -30,7 +31,7 @@ from airflow.providers.common.compat.sdk import (
     AirflowNotFoundException,
     BaseHook,
 )
-from airflow.sdk import Context
+from airflow.sdk import Connection, Context
 
 from statestore.airflow.dag_applications import Application
 from statestore.airflow.jobs import (
@@ -60,7 +61,7 @@ from statestore.airflow.retries import (
     with_retry_policy,
 )
 from statestore.airflow.sources import SettingsSource, environment
-from statestore.extras import spark_java_options
+from statestore.extras import SPARK_REMOTE, spark_java_options
 from statestore.model.left_out import LeftOut, left_out_lines
 from statestore.model.texts import held_text
 
@@ -70,9 +71,6 @@ _RUN_TIME = re.compile(r"\{\{\s*(data_interval_start|data_interval_end|logical_d
 # A run's JVM only hands rows on: compiling that at all tiers would take a tenth of two cores.
 _JVM = "SPARK_SUBMIT_OPTS"
 LITTLE_COMPILED = "-XX:TieredStopAtLevel=1"
-
-# PySpark's own name for the address of a server of Spark Connect.
-REMOTE = "SPARK_REMOTE"
 
 SPARK_CONNECTION = "spark_default"
 WITHOUT_CONNECTION = "local[*,4]"
@@ -162,8 +160,9 @@ class StateStoreJobOperator(SparkSubmitOperator):
         folder = self.source.folder(context)
         self.application = str(job_path(self.job, folder))
         require_job(Path(self.application))
-        connected = self.source.connected()
-        remote = self._remote(given=self.conf)
+        source, connected, remote = self.source, self.source.connected(), self._remote()
+        if remote is not None:
+            source, connected = source.shown(connected), {}
         self._submission = uuid.uuid4().hex
         self.links[SPARK_UI.name] = publish_spark_ui(context)
         self.conf = self._spark_settings(folder) | dict(self.conf or {})
@@ -173,11 +172,12 @@ class StateStoreJobOperator(SparkSubmitOperator):
         self.env_vars = job_environment(folder) | quick | given | {MARK: self._submission}
         failure: Exception | None = None
         with _summary_file() as summary_file:
-            self.application_args = self._arguments(context, connected, summary_file)
+            flags = source.flags(self.application_id, connected)
+            self.application_args = self._arguments(context, flags, summary_file)
             try:
                 # Not in env_vars: for some masters these become part of the command line. Relative
                 # paths start at the folder.
-                with environment(self.source.variables(connected)), contextlib.chdir(folder):
+                with environment(source.variables(connected)), contextlib.chdir(folder):
                     if remote is None:
                         super().execute(context)
                     else:
@@ -228,26 +228,24 @@ class StateStoreJobOperator(SparkSubmitOperator):
 
     def _get_hook(self) -> SparkSubmitHook:
         """The provider's hook, whose local master uses no more cores than the task takes slots."""
-        found = self._has_spark_connection()
+        found = self._spark_connection()
         hook = super()._get_hook()
         connection = hook._connection  # noqa: SLF001  # the hook has no other way
-        if not found:
+        if found is None:
             connection["master"] = WITHOUT_CONNECTION
             self.log.info("there is no connection %s: Spark runs on this worker", self._conn_id)
         if self._cores is not None:
             connection["master"] = bounded_master(connection["master"], self._cores)
         return hook
 
-    def _remote(self, given: Mapping[str, str] | None) -> str | None:
+    def _remote(self) -> str | None:
         """The address of the server of Spark Connect that the connection names; None: another."""
-        if not self._has_spark_connection():
+        connection = self._spark_connection()
+        if connection is None or connection.conn_type != SparkConnectHook.conn_type:
             return None
-        connection = BaseHook.get_connection(self._conn_id)
-        if connection.conn_type != SparkConnectHook.conn_type:
-            return None
-        if given:
+        if self.conf:
             raise AirflowFailException(
-                f"{self.application_id}: conf= has {', '.join(given)}, and the connection "
+                f"{self.application_id}: conf= has {', '.join(self.conf)}, and the connection "
                 f"{self._conn_id!r} is one of Spark Connect: set them where its server starts"
             )
         if not connection.host or "/" in connection.host.removeprefix("sc://"):
@@ -261,28 +259,31 @@ class StateStoreJobOperator(SparkSubmitOperator):
         """Run the job as a client of a server, whose address has a token and is no argument."""
         arguments = [sys.executable, self.application, *map(str, self.application_args or ())]
         self.log.info("as a client of Spark Connect: %s", shlex.join(arguments))
-        variables = {**os.environ, **(self.env_vars or {}), REMOTE: remote}
-        code = logged(self.log, arguments, variables)
+        process = subprocess.Popen(
+            arguments,
+            env={**os.environ, **(self.env_vars or {}), SPARK_REMOTE: remote},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        code = logged(self.log, process)
         if code:
             raise AirflowException(f"{self.application_id}: the job ended with code {code}")
 
-    def _has_spark_connection(self) -> bool:
-        """Whether the connection exists; AirflowFailException if it was named and does not."""
+    def _spark_connection(self) -> Connection | None:
+        """The connection; None without the default; AirflowFailException if it was named."""
         try:
-            BaseHook.get_connection(self._conn_id)
+            return BaseHook.get_connection(self._conn_id)
         except AirflowNotFoundException as error:
             if self._conn_id == SPARK_CONNECTION:
-                return False
+                return None
             raise AirflowFailException(
                 f"{self.application_id}: there is no connection {self._conn_id!r}: make it, with "
                 f"Spark's master as its host, or leave it out to run Spark on the worker"
             ) from error
-        return True
 
-    def _arguments(
-        self, context: Context, connected: Mapping[str, str], summary_file: Path
-    ) -> list[str]:
-        arguments = self.source.flags(self.application_id, connected)
+    def _arguments(self, context: Context, arguments: list[str], summary_file: Path) -> list[str]:
         if self._asset is None:
             arguments += split_flags(self.flags, self.application_id)
         elif self.run_for:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -103,6 +103,20 @@ class SettingsSource:
     def connected(self) -> dict[str, str]:
         """Return what the connection says, by key; AirflowFailException if it cannot be used."""
         return {} if self.conn_id is None else connection_settings(self.conn_id)
+
+    def shown(self, connected: Mapping[str, str]) -> Self:
+        """Return the same with what the connection says among the settings, for all to see.
+
+        AirflowFailException if that has a secret.
+        """
+        secret = [key for key, value in connected.items() if shows_secret(key, value)]
+        if secret:
+            raise AirflowFailException(
+                f"the connection {self.conn_id!r} has secrets ({', '.join(secret)}), which do not "
+                "reach the workers of Spark Connect: name variables in the applications file "
+                "('${VARIABLE}'), and set them for Airflow's workers and for the server's executors"
+            )
+        return replace(self, settings={**connected, **self.settings})
 
     def variables(self, connected: Mapping[str, str]) -> dict[str, str]:
         """Return the environment variables to which the flags refer, and the pipeline."""

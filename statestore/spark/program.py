@@ -5,12 +5,11 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from statestore.cli import exit_code_of
+from statestore.extras import SPARK_REMOTE
 
-REMOTE: Final = "SPARK_REMOTE"
-"""PySpark's own name for the address of a server of Spark Connect."""
 _HERE = Path(__file__).resolve().parent
 
 
@@ -22,7 +21,7 @@ def run_program(command: Callable[[], object]) -> NoReturn:
 
     SIGTERM ends a client of Spark Connect as Ctrl-C does, which ends what the server does for it.
     """
-    if os.environ.get(REMOTE):
+    if os.environ.get(SPARK_REMOTE):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
     sys.exit(exit_code_of(command))

@@ -14,9 +14,8 @@ from pyspark.sql.functions import spark_partition_id
 
 from statestore import errors
 from statestore.errors import Misuse
-from statestore.extras import require_one_pyspark
+from statestore.extras import SPARK_REMOTE, require_one_pyspark
 from statestore.settings import CONNECTION_VARIABLE
-from statestore.spark.program import REMOTE
 
 # These hold unless spark-submit says otherwise.
 _DEFAULTS = {"spark.log.level": "WARN"}
@@ -28,10 +27,10 @@ _LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"
 def spark_session(name: str) -> SparkSession:
     """Make a session whose workers run this interpreter; spark-submit decides everything else.
 
-    If SPARKREMOTE names a server of Spark Connect, it is one of that server's.
+    If SPARK_REMOTE names a server of Spark Connect, it is one of that server's.
     """
     require_one_pyspark()
-    remote = os.environ.get(REMOTE)
+    remote = os.environ.get(SPARK_REMOTE)
     if remote:
         return _connected(name, remote)
     # py4j logs every connection that it closes, even after the streams are gone.
@@ -55,8 +54,8 @@ def _connected(name: str, remote: str) -> SparkSession:
         from statestore.spark.connected import connected_session
     except ImportError as error:
         raise Misuse(
-            f"{REMOTE} is set, and the client of Spark Connect cannot be imported ({error}): "
-            f"pip install 'pyspark[connect]', or unset {REMOTE}"
+            f"{SPARK_REMOTE} is set, and the client of Spark Connect cannot be imported ({error}): "
+            f"pip install 'pyspark[connect]', or unset {SPARK_REMOTE}"
         ) from error
     return connected_session(name, remote)
 

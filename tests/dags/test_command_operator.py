@@ -35,3 +35,11 @@ def test_a_command_that_says_nothing_but_a_code_is_retried_by_its_code(tmp_path:
         with pytest.raises(AirflowException, match=f"exit code {kind.exit_code}") as caught:
             task.execute(cast("Context", {}))
         assert caught.type is raised[kind.action], kind
+
+
+def test_a_command_may_say_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import os; os.write(2, b'\\xff\\n'); print('{\"a\": 1}')")
+    task = StateStoreCommandOperator(
+        task_id="call", command="status", application_id="flights", job=str(tmp_path / "job.py")
+    )
+    assert task.execute(cast("Context", {})) == {"a": 1}

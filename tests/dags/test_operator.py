@@ -576,6 +576,14 @@ def test_a_connection_of_spark_connect_names_a_host(
     assert "it must be a host" in str(run(**connected).raised)
 
 
+def test_a_client_of_spark_connect_may_say_bytes_that_are_no_text(
+    target: Application, run: Callable[..., Run], connected: dict[str, Any]
+) -> None:
+    job = folder_of(target) / connected["job"]
+    job.write_text(f"import os\nos.write(1, b'\\xff\\n')\n{job.read_text()}")
+    assert run(**connected).pushed["summary"] == DONE
+
+
 def test_settings_of_spark_are_those_of_the_server(
     run: Callable[..., Run], connected: dict[str, Any]
 ) -> None:

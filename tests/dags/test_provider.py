@@ -254,6 +254,27 @@ def test_secrets_reach_the_job_by_its_environment_alone(
     assert not [name for name in os.environ if name.startswith("STATESTORE_CONNECTION_")]
 
 
+def test_settings_of_a_connection_reach_spark_connect_and_its_secrets_are_refused(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch, "spark_default", {"conn_type": "spark_connect", "host": "spark"})
+    with pytest.raises(AirflowFailException, match="has secrets .*sasl.password") as refused:
+        submit(kept).execute(context())
+    assert PASSWORD not in str(refused.value)
+    assert not kept.exists()
+    said = {"conn_type": "statestore", "host": "broker:9092", "extra": {"state.dir": "/mnt/state"}}
+    connect(monkeypatch, "open", said)
+    StateStoreJobOperator(
+        task_id="client",
+        target=Application(application_id="orders", config=kept.parent / "statestore.toml"),
+        job="job.py",
+        statestore_conn_id="open",
+    ).execute(context())
+    given = json.loads(kept.read_text(encoding="utf-8"))
+    assert {"bootstrap.servers=broker:9092", "state.dir=/mnt/state"} <= set(given["argv"])
+    assert not [name for name in given["env"] if name.startswith("STATESTORE_CONNECTION_")]
+
+
 def test_arguments_of_the_dag_file_take_precedence_over_the_connection(
     kept: Path,
 ) -> None:
