@@ -91,7 +91,7 @@ class StateStoreCommandOperator(BaseOperator):
         arguments = [*program, *split_flags(self.flags, self.application_id)]
         arguments += [*self.source.flags(self.application_id, connected), "--json"]
         self.log.info("%s", shlex.join(arguments))
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as out:
             code = self._run(arguments, folder, self.source.variables(connected), out)
             out.seek(0)
             result = _last_object(out.read())

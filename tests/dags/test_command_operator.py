@@ -37,8 +37,10 @@ def test_a_command_that_says_nothing_but_a_code_is_retried_by_its_code(tmp_path:
         assert caught.type is raised[kind.action], kind
 
 
-def test_a_command_may_say_bytes_that_are_no_text(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text("import os; os.write(2, b'\\xff\\n'); print('{\"a\": 1}')")
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_command_may_say_bytes_that_are_no_text(stream: int, tmp_path: Path) -> None:
+    said = f"import os; os.write({stream}, b'\\xff\\n'); print('{{\"a\": 1}}')"
+    (tmp_path / "job.py").write_text(said, encoding="utf-8")
     task = StateStoreCommandOperator(
         task_id="call", command="status", application_id="flights", job=str(tmp_path / "job.py")
     )
