@@ -258,7 +258,7 @@ def test_settings_of_a_connection_reach_spark_connect_and_its_secrets_are_refuse
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect(monkeypatch, "spark_default", {"conn_type": "spark_connect", "host": "spark"})
-    with pytest.raises(AirflowFailException, match="has secrets .*sasl.password") as refused:
+    with pytest.raises(AirflowFailException, match=r"has secrets .*sasl\.password") as refused:
         submit(kept).execute(context())
     assert PASSWORD not in str(refused.value)
     assert not kept.exists()
