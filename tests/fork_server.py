@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import statestore.cli
 import statestore.commands.audit  # it and the next are imported for the children
 import statestore.commands.running
-import statestore.topology.aggregates.row_numbers
 import statestore.topology.dsl.builder
 
 LENGTH = struct.Struct("=I")

@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +19,14 @@ from statestore.model.byte_columns import ByteColumn, MaybePacked, PackedRows
 from statestore.model.ids import TopicPartition
 from statestore.tasks.memory_share import MemoryLimits, Usage, plan_step
 from statestore.testing.packed import InPython, packed
-from statestore.topology.aggregates.row_numbers import NumberedRows, ranked_rows, ranked_windows
+from statestore.topology.aggregates import row_numbers, row_ranks
 from tests.builders import DEADLINE_S
 
 Rows = list[bytes | None]
 some_rows = st.lists(st.none() | st.binary(max_size=3), max_size=40)
 needs_codec = pytest.mark.skipif(not codec.available(), reason="the extension is not built here")
+
+needs_ranks = pytest.mark.skipif(row_ranks._ranks is None, reason="the extension is not built here")
 
 
 def fetched(rows: Rows, piece: int) -> PackedRows:
@@ -49,6 +52,10 @@ def in_pieces(rows: Rows, piece: int) -> PackedRows:
 
 
 MADE = [pytest.param(fetched, marks=needs_codec), in_pieces]
+RANKERS = [
+    pytest.param(row_ranks, id="by the extension", marks=needs_ranks),
+    pytest.param(row_numbers, id="by Arrow"),
+]
 
 
 @pytest.mark.parametrize("made", MADE)
@@ -176,25 +183,77 @@ def test_slices_cut_nothing() -> None:
         rows[0]
 
 
-@pytest.mark.parametrize("made", MADE)
-@pytest.mark.parametrize("piece", [1, 7, 1000])
-def test_columns_are_numbered_as_objects_are(
-    made: Callable[[Rows, int], PackedRows], piece: int
+@pytest.mark.parametrize("ranker", RANKERS)
+@pytest.mark.parametrize("made", [*MADE, lambda rows, _: rows])
+@given(
+    keys=st.lists(st.binary(max_size=12), max_size=80),
+    begin=st.binary(max_size=9),
+    piece=st.sampled_from([1, 7, 1000]),
+    cut=st.integers(0, 80),
+)
+def test_rows_are_ranked_by_their_bytes(
+    ranker: Any,
+    made: Callable[[Rows, int], MaybePacked],
+    keys: list[bytes],
+    begin: bytes,
+    piece: int,
+    cut: int,
 ) -> None:
+    keys = [begin + key for key in keys]
+    rows = made([*keys], piece)[cut:]
+    numbers, distinct = ranker.ranked_rows(rows)
+    assert distinct == sorted(set(keys[cut:]))
+    assert [distinct[i] for i in numbers.tolist()] == keys[cut:]
+
+
+@pytest.mark.parametrize("ranker", RANKERS)
+def test_many_rows_are_ranked(ranker: Any) -> None:
     seed = 5
     chance = random.Random(seed)
-    keys = [chance.randbytes(chance.randrange(3)) for _ in range(500)]
-    columns = made([*keys], piece)[100:]
-    left: Rows = [*keys[100:]]
-    of_objects, of_columns = NumberedRows.of(left), NumberedRows.of(columns)
-    assert of_columns.indices.tolist() == of_objects.indices.tolist()
-    for numbered, rows in (of_objects, left), (of_columns, columns):
-        assert numbered.objects(rows) == list(dict.fromkeys(left)), f"seed {seed}"
-        numbers, distinct = ranked_rows(rows)
-        assert distinct == sorted(set(keys[100:])), f"seed {seed}"
-        assert [distinct[i] for i in numbers.tolist()] == left, f"seed {seed}"
+    keys = [b"key-%09d" % chance.randrange(40_000) for _ in range(50_000)]
+    numbers, distinct = ranker.ranked_rows(keys)
+    assert distinct == sorted(set(keys)), f"seed {seed}"
+    assert [distinct[i] for i in numbers.tolist()] == keys, f"seed {seed}"
 
 
+@needs_ranks
+@pytest.mark.parametrize(
+    ("keys", "entries"),
+    [
+        ((b"a",), ()),
+        ([b"a", None], ()),
+        ([b"a"], ([1], [0])),
+        ([b"a"], ([-1], [0])),
+        ([b"a"], ([0], [0, 0])),
+    ],
+)
+def test_what_is_no_list_of_keys_is_refused(
+    keys: Any, entries: tuple[list[int], list[int]]
+) -> None:
+    with pytest.raises((TypeError, IndexError, ValueError)):
+        row_ranks._ranks.of_objects(keys, *(np.array(one, np.int64) for one in entries))
+
+
+@needs_ranks
+@pytest.mark.parametrize(
+    ("offsets", "first", "count"),
+    [
+        ([0, 1, 3], 0, 2),
+        ([0, 2, 1], 0, 2),
+        ([-1, 1], 0, 1),
+        ([0, 1], 0, 2),
+        ([0, 1], 1, 1),
+        ([0, 1], -1, 1),
+        ([0, 1], 0, -1),
+        ([], 0, 0),
+    ],
+)
+def test_what_is_no_column_of_keys_is_refused(offsets: list[int], first: int, count: int) -> None:
+    with pytest.raises(ValueError, match="offset"):
+        row_ranks._ranks.of_columns(b"ab", np.array(offsets, np.int64), first, count)
+
+
+@pytest.mark.parametrize("ranker", RANKERS)
 @pytest.mark.parametrize("made", [*MADE, lambda rows, _: rows])
 @given(
     entries=st.lists(st.tuples(st.integers(0, 9), st.integers(0, (1 << 62))), max_size=60),
@@ -202,6 +261,7 @@ def test_columns_are_numbered_as_objects_are(
     keys=st.lists(st.binary(max_size=2), min_size=10, max_size=10),
 )
 def test_rows_of_windows_are_numbered_without_making_them(
+    ranker: Any,
     made: Callable[[Rows, int], MaybePacked],
     entries: list[tuple[int, int]],
     few: bool,
@@ -211,7 +271,7 @@ def test_rows_of_windows_are_numbered_without_making_them(
         entries = [(place, start % 3) for place, start in entries]
     key_of, starts = (np.array([entry[at] for entry in entries], np.int64) for at in (0, 1))
     rows = [start.to_bytes(8, "big") + keys[place] for place, start in entries]
-    numbers, found = ranked_windows(made([*keys], 4), key_of, starts)
+    numbers, found = ranker.ranked_windows(made([*keys], 4), key_of, starts)
     assert found == sorted(set(rows))
     assert [found[i] for i in numbers.tolist()] == rows
 

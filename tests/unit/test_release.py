@@ -17,7 +17,12 @@ from tests.builders import ROOT
 EPOCH = 1_700_000_000
 EXTENSIONS = {
     f"statestore/{name}.abi3.so"
-    for name in ("kafka/wire/_records", "model/_record", "tasks/_arenas")
+    for name in (
+        "kafka/wire/_records",
+        "model/_record",
+        "tasks/_arenas",
+        "topology/aggregates/_ranks",
+    )
 }
 
 

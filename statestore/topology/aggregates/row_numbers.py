@@ -1,11 +1,11 @@
-"""The distinct rows among many, by Arrow, which is imported when the first batch is grouped.
+"""What row_ranks.py promises, by Arrow: for an installation without the extension.
 
 Rows of windows are numbered by their windows and keys, so that only the distinct ones are made.
 Arrow gets its buffers directly, because its own conversions would import pandas, for seconds.
 """
 
 from operator import add
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,57 +18,28 @@ from statestore.model.byte_columns import ByteColumn, MaybePacked, PackedRows
 Kind = TypeVar("Kind", bound=np.generic)
 
 
-class NumberedRows(NamedTuple):
-    """Which of the distinct rows each row is: `indices` into them, in the order of their firsts."""
-
-    indices: NDArray[np.int32]
-    distinct: pa.LargeBinaryArray
-
-    @classmethod
-    def of(cls, rows: MaybePacked) -> Self:
-        """Number the rows, of which none is null."""
-        array = _packed(rows) if isinstance(rows, PackedRows) else _joined(rows)
-        column = array.dictionary_encode()
-        return cls(_numbers(column.indices, np.int32), column.dictionary)
-
-    def order(self) -> NDArray[np.uint64]:
-        """Return the indices of the distinct rows in byte order."""
-        return _numbers(pyarrow.compute.sort_indices(self.distinct), np.uint64)
-
-    def taken(self, indices: NDArray[np.uint64]) -> ByteColumn:
-        """Return the distinct rows at these indices, in their order."""
-        array = self.distinct.take(_array(indices, pa.uint64()))
-        valid, offsets, data = array.buffers()
-        return ByteColumn(data or b"", offsets, valid, array.offset, len(array))
-
-    def objects(self, of: MaybePacked, order: NDArray[np.uint64] | None = None) -> list[bytes]:
-        """Return the distinct rows at these indices, or all, given the rows that were numbered."""
-        if order is None:
-            order = np.arange(len(self.distinct), dtype=np.uint64)
-        if isinstance(of, PackedRows):
-            return cast("list[bytes]", of.cut(self.taken(order)))
-        last = np.empty(len(self.distinct), np.int64)
-        last[self.indices] = np.arange(len(of))  # Of equal indices, the last assignment stays.
-        return cast("list[bytes]", list(map(of.__getitem__, last[order].tolist())))
-
-
 def ranked_rows(rows: MaybePacked) -> tuple[NDArray[np.intp], list[bytes]]:
-    """Return which of the distinct rows each row is, and these, in byte order.
-
-    No row is null.
-    """
-    numbered = NumberedRows.of(rows)
-    order = numbered.order()
-    return _ranks(order)[numbered.indices], numbered.objects(rows, order)
+    """Do what `row_ranks.ranked_rows` does."""
+    array = _packed(rows) if isinstance(rows, PackedRows) else _joined(rows)
+    column = array.dictionary_encode()
+    indices, distinct = _numbers(column.indices, np.int32), column.dictionary
+    order = _numbers(pyarrow.compute.sort_indices(distinct), np.uint64)
+    if isinstance(rows, PackedRows):
+        valid, offsets, data = distinct.take(_array(order, pa.uint64())).buffers()
+        found = rows.cut(ByteColumn(data or b"", offsets, valid, 0, len(order)))
+    else:
+        last = np.empty(len(order), np.int64)
+        last[indices] = np.arange(len(rows))  # Of equal indices, the last assignment stays.
+        found = list(map(rows.__getitem__, last[order].tolist()))
+    return _ranks(order)[indices], cast("list[bytes]", found)
 
 
 def ranked_windows(
     keys: MaybePacked, key_of: NDArray[np.intp], starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.intp], list[bytes]]:
-    """Do the same for entries, of which each has the key at its place in `key_of` and one start.
-
-    Its row is the start of a window, then the key. No key is null, and no start negative.
-    """
+    """Do what `row_ranks.ranked_windows` does."""
+    if not isinstance(keys, PackedRows) or keys.may_have_nulls:
+        keys = [key or b"" for key in keys]
     rank_of_key, distinct_keys = ranked_rows(keys)
     windows, begun = _distinct_numbers(starts)
     pairs = rank_of_key[key_of] * len(begun) + windows

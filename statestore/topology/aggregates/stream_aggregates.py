@@ -25,6 +25,7 @@ from statestore.model.records import Serde
 from statestore.stores.specs import KeyValueSpec
 from statestore.stores.staged_table import StagedTable
 from statestore.topology.aggregates.folds import Aggregation, Tell, Updates
+from statestore.topology.aggregates.row_ranks import ranked_rows, ranked_windows
 from statestore.topology.failures import decoded, each, encoded, failed_at, processing
 from statestore.topology.nodes import Build, NodeContext, Push, in_order
 
@@ -198,16 +199,10 @@ def _numbered(
     rows: MaybePacked | RowsOfWindows,
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], list[bytes]]:
     """Return the places of the entries that count, which row each counts in, and these rows."""
-    from statestore.topology.aggregates.row_numbers import ranked_rows, ranked_windows
-
     if isinstance(rows, RowsOfWindows):
         places = np.flatnonzero(rows.counted)
-        if isinstance(rows.keys, PackedRows) and not rows.keys.may_have_nulls:
-            keys: MaybePacked = rows.keys
-        else:
-            keys = [key or b"" for key in unpacked(rows.keys)]
         of_keys = places if rows.places is None else rows.places[places]
-        return places, *ranked_windows(keys, of_keys, rows.starts[places])
+        return places, *ranked_windows(rows.keys, of_keys, rows.starts[places])
     known = _known(rows)
     places = np.arange(len(rows))
     if len(known) < len(rows):

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statestore.model.byte_columns import MaybePacked
+from statestore.topology.aggregates.row_ranks import ranked_rows
 
 
 class RecordsByKey:
@@ -22,14 +23,10 @@ class RecordsByKey:
         keys: MaybePacked,
     ) -> None:
         """`keys` are those of the records, and none of them is null."""
-        from statestore.topology.aggregates.row_numbers import NumberedRows
-
-        numbered = NumberedRows.of(keys)
         self.places = places
         self.times = times
         self.closed = closed
-        self.keys = numbered.objects(keys)
-        self.owners = numbered.indices
+        self.owners, self.keys = ranked_rows(keys)
         self.lows = np.full(len(self.keys), np.iinfo(np.int64).max)
         self.highs = np.full(len(self.keys), -1)
         np.minimum.at(self.lows, self.owners, times)

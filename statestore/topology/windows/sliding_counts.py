@@ -65,13 +65,13 @@ class CountsApart:
 class _Windows(NamedTuple):
     """Windows by owner and start; each has the records from `first` to before `stop`."""
 
-    owners: NDArray[np.int32]
+    owners: NDArray[np.intp]
     starts: NDArray[np.int64]
     first: NDArray[np.intp]
     stop: NDArray[np.intp]
 
 
-def _windows(owners: NDArray[np.int32], times: NDArray[np.int64], difference_ms: int) -> _Windows:
+def _windows(owners: NDArray[np.intp], times: NDArray[np.int64], difference_ms: int) -> _Windows:
     """Return the windows of records by owner and time; no time is below the difference."""
     origin = times.min() - difference_ms
     spread = times.max() - origin + difference_ms + 2
