@@ -59,11 +59,10 @@ class LazyColumn(Sequence[T]):
 class Column:
     """One column of a batch: stored bytes, decoded values, or both once both were needed.
 
-    It also keeps the Arrow array of its values once an operator asked for that. Of values that were
-    decoded and then picked, the bytes are picked when somebody asks for them, which few do.
+    It also keeps the Arrow array of its values once an operator asked for that.
     """
 
-    __slots__ = ("_arrow", "_objects", "_pick", "_serde", "_unpicked")
+    __slots__ = ("_arrow", "_objects", "_raw", "_serde")
 
     def __init__(
         self,
@@ -72,17 +71,10 @@ class Column:
         objects: "list[Any] | None" = None,
         serde: "Serde[Any] | None" = None,
     ) -> None:
-        self._unpicked = raw
-        self._pick: Callable[[Any], Any] | None = None
+        self._raw = raw
         self._objects = objects
         self._serde = serde
         self._arrow: Any = None
-
-    @property
-    def _raw(self) -> "MaybePacked | None":
-        if self._pick is not None:
-            self._unpicked, self._pick = self._pick(self._unpicked), None
-        return self._unpicked
 
     def with_serde(self, serde: "Serde[Any]") -> "Column":
         """The same bytes, to be read through `serde`."""
@@ -149,12 +141,11 @@ class Column:
     def picked(self, pick: Callable[[Any], Any]) -> "Column":
         """The rows that `pick` takes out of each list of rows."""
         raw, objects = self._raw, self._objects
-        if objects is None:
-            return Column(raw=pick(raw), serde=self._serde)
-        made = Column(raw=raw, objects=pick(objects), serde=self._serde)
-        if raw is not None:
-            made._pick = pick
-        return made
+        return Column(
+            raw=None if raw is None else pick(raw),
+            objects=None if objects is None else pick(objects),
+            serde=self._serde,
+        )
 
 
 class MadeColumn(Column):
@@ -186,7 +177,7 @@ class MadeColumn(Column):
     def encoded(self, serde: "Serde[Any]") -> "list[bytes | None]":
         """The bytes under `serde`; all of them at once under the column's own."""
         if self._raw is None and serde is self._serde:
-            self._unpicked = self._form.encode(self._arrow)
+            self._raw = self._form.encode(self._arrow)
         return super().encoded(serde)
 
     def picked(self, pick: Callable[[Any], Any]) -> "MadeColumn":
@@ -195,7 +186,7 @@ class MadeColumn(Column):
         places = list(pick(range(len(self._arrow))))
         array = self._arrow.take(places) if places else self._arrow[:0]
         made = MadeColumn(array, self._read, self._serde, self._form)
-        made._unpicked = None if self._raw is None else pick(self._raw)
+        made._raw = None if self._raw is None else pick(self._raw)
         made._objects = None if self._objects is None else pick(self._objects)
         return made
 

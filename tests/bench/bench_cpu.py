@@ -60,6 +60,7 @@ JOBS: Final = {
     "windows": Job(pipelines.windows),
     "hops": Job(pipelines.hops),
     "enriching": Job(pipelines.enriching),
+    "enriching_typed": Job(pipelines.enriching_typed),
     "expressing": Job(pipelines_in_columns.expressing, OBJECTS),
     "in_functions": Job(pipelines_in_columns.in_functions, OBJECTS),
     "per_record": Job(pipelines.per_record),

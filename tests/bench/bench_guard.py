@@ -48,6 +48,7 @@ SLACK: Final = {"calls": 20.0, "held": 20.0, "engine_calls": 0.2}
 JOBS: Final[dict[str, Callable[[], ss.Topology]]] = {
     "count": pipelines.counting,
     "json": pipelines.enriching,
+    "types": pipelines.enriching_typed,
     "columns": pipelines_in_columns.expressing,
     "processor": pipelines.per_record,
     "sessions": pipelines.sessions,
@@ -199,7 +200,7 @@ def counted(job: str, folder: Path) -> Figures:
     counter = Counter()
     rig = TaskRig(JOBS[job](), folder, broker=UncountedBroker(counter))
     keys = [b"key-%08d" % number for number in range(_KEYS)]
-    chance, is_json = random.Random(1), job in ("json", "columns")
+    chance, is_json = random.Random(1), job in ("json", "types", "columns")
     read, _ = rig.topology.topics()
     if "table" in read:
         rows = [_ROW % (key, number % 5) if is_json else key for number, key in enumerate(keys)]

@@ -32,8 +32,8 @@ from tests.bench.harness import ROOT, Bench, scratch
 from tests.bench.topic_children import CUSTOMERS, KEYS, ORDERS, PARTITIONS, fill
 
 GUARDED: Final = (
-    *("counting", "counting_each", "enriching", "expressing", "per_record", "windows", "slides"),
-    *("sessions", "joining", "versions"),
+    *("counting", "counting_each", "enriching", "enriching_typed", "expressing", "per_record"),
+    *("windows", "slides", "sessions", "joining", "versions"),
 )
 """The jobs that users write, by their names in `bench_cpu`."""
 _BUILD: Final = "from setuptools import setup; setup()"

@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 import statestore as ss
 from statestore import serdes
 from statestore.topology.processors.user_processors import ProcessorContext
@@ -143,6 +145,67 @@ def enriching() -> ss.Topology:
         .aggregate(
             int,
             lambda _key, order, total: total + order["amount"],
+            ss.Materialized("sums", value_serde=serdes.INT64),
+            name="sum",
+        )
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="sums-out")
+    )
+    return builder.build()
+
+
+class Order(msgspec.Struct):
+    """What the JSON job reads, for those who declare it."""
+
+    amount: int
+    order: int
+    currency: str
+    customer: str
+    note: str
+    at: int = 0
+
+
+class Customer(msgspec.Struct):
+    """What it takes of a row of the table."""
+
+    country: str
+
+
+class Sale(msgspec.Struct):
+    """An order with what its customer's row adds."""
+
+    amount: int
+    order: int
+    currency: str
+    customer: str
+    note: str
+    country: str
+
+
+def enriching_typed() -> ss.Topology:
+    """The job of `enriching`, with declared types."""
+    builder = ss.StreamsBuilder()
+    rows = builder.table(
+        os.environ[JSON_TABLE_VARIABLE],
+        value_serde=serdes.json(Customer),
+        materialized="rows",
+        name="rows-in",
+    )
+    (
+        builder.stream(os.environ[JSON_VARIABLE], value_serde=serdes.json(Order), name="orders")
+        .filter(lambda _key, order: order.amount >= 100, name="large")
+        .join(
+            rows,
+            lambda order, row: Sale(
+                order.amount, order.order, order.currency, order.customer, order.note, row.country
+            ),
+            name="join",
+        )
+        .group_by_key(name="by-key")
+        .windowed_by(ss.TumblingWindows(60_000, grace=3_600_000))
+        .aggregate(
+            int,
+            lambda _key, sale, total: total + sale.amount,
             ss.Materialized("sums", value_serde=serdes.INT64),
             name="sum",
         )

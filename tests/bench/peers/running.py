@@ -80,10 +80,14 @@ class Run:
     def topics(self) -> dict[str, str]:
         return {end: f"{self.name}-{end}" for end in ("input", "table", "output")}
 
+    @property
+    def pipeline(self) -> str:
+        return self.peer.pipelines.get(self.job, PIPELINES[self.job])
+
     def command(self) -> list[str]:
         servers, topics = self.kafka.bootstrap_servers, self.topics
         if self.peer.main_class:
-            words = (servers, self.name, str(self.folder), PIPELINES[self.job])
+            words = (servers, self.name, str(self.folder), self.pipeline)
             path = self.environment.class_path()
             properties = [f"-D{each}" for each in self.peer.properties]
             begun = [java(), *properties, "-cp", path, self.peer.main_class]
@@ -101,7 +105,7 @@ class Run:
             return [str(self.environment.python), *program]
         return [
             *(sys.executable, "-m", "statestore", "run", "--run-for=forever"),
-            f"--pipeline=tests.bench.pipelines:{PIPELINES[self.job]}",
+            f"--pipeline=tests.bench.pipelines:{self.pipeline}",
             *(f"--application-id={self.name}", f"--bootstrap-servers={servers}"),
             *(f"--state-dir={self.folder}", "--processing-guarantee=exactly_once"),
         ]

@@ -25,8 +25,9 @@ class Form(StrEnum):
 class Peer:
     """How a peer runs: a `module` of this folder, or a `main_class` of the Java in `sources`.
 
-    `packages` are of Python's index, `jars` of Maven. `telling` says by job which
-    results it tells. `properties` are of its Java. Without packages and jars it is us.
+    `packages` are of Python's index, `jars` of Maven. `telling` says by job which results it tells;
+    other jobs it does not do. `properties` are of its Java. Without packages and jars it is us, and
+    `pipelines` are those that it does not share with us.
     """
 
     version: str
@@ -42,8 +43,16 @@ class Peer:
     main_class: str = ""
     sources: tuple[str, ...] = ()
     properties: tuple[str, ...] = ()
+    pipelines: Mapping[Job, str] = field(default_factory=dict)
 
 
+_STATESTORE = Peer(
+    version="this commit",
+    guarantee=EXACTLY,
+    how="one process, all settings by default",
+    form=Form.BINARY,
+    telling=_BATCHES,
+)
 _KAFKA_STREAMS = Peer(
     version=KAFKA,
     guarantee=EXACTLY,
@@ -56,12 +65,12 @@ _KAFKA_STREAMS = Peer(
 )
 
 PEERS: Mapping[str, Peer] = {
-    "statestore": Peer(
-        version="this commit",
-        guarantee=EXACTLY,
-        how="one process, all settings by default",
-        form=Form.BINARY,
-        telling=_BATCHES,
+    "statestore": _STATESTORE,
+    "statestore-typed": replace(
+        _STATESTORE,
+        how=f"{_STATESTORE.how}, the fields of JSON declared as types",
+        telling={Job.JSON: Telling.SOME},
+        pipelines={Job.JSON: "enriching_typed"},
     ),
     "kafka-streams": _KAFKA_STREAMS,
     "kafka-streams-tx": replace(
