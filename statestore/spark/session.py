@@ -22,6 +22,7 @@ _DEFAULTS = {"spark.log.level": "WARN"}
 # These hold for a Spark within this machine: its ports are of no use to other machines, and its
 # page listens on all addresses and asks for no password.
 _LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
+_log = logging.getLogger(__name__)
 
 
 def spark_session(name: str) -> SparkSession:
@@ -112,6 +113,10 @@ def parallelism(spark: SparkSession) -> int:
         return spark.sparkContext.defaultParallelism
     except PySparkAttributeError:
         # A client of Spark Connect has no context. A range is cut into as many parts.
+        _log.info(
+            "asking the server of Spark Connect how many tasks it runs at once: it answers when "
+            "one of its slots is free; what it does for a client that was killed ends after minutes"
+        )
         parts = spark.range(0, 100_000).select(spark_partition_id()).distinct()
         return parts.count()
 

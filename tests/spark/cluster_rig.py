@@ -187,9 +187,10 @@ def standalone(
 
 @contextmanager
 def connect_server(
-    folder: Path, variables: Mapping[str, str] = CHECKOUT
+    folder: Path, variables: Mapping[str, str] = CHECKOUT, conf: Mapping[str, str] | None = None
 ) -> Iterator[tuple[Daemon, str]]:
     """A server of Spark Connect, and its address."""
+    more = [f"--conf={key}={value}" for key, value in (conf or {}).items()]
     server = Daemon(
         folder,
         "connect",
@@ -199,6 +200,7 @@ def connect_server(
         *("--conf", "spark.connect.grpc.binding.port=0"),
         *("--conf", f"spark.connect.grpc.binding.address={HOST}"),
         *("--conf", "spark.ui.enabled=false"),
+        *more,
     )
     try:
         port = server.await_line(r"Spark Connect server started at: \S+:(\d+)")

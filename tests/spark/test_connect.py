@@ -130,16 +130,24 @@ def with_pipeline(folder: Path) -> dict[str, str]:
     return {**CHECKOUT, "PYTHONPATH": f"{folder}:{CHECKOUT['PYTHONPATH']}"}
 
 
+# Spark notes late that a client is gone, and ends later what it did for it.
+SOON = {
+    "spark.connect.execute.reattachable.senderMaxStreamDuration": "5s",
+    "spark.connect.execute.manager.detachedTimeout": "2s",
+    "spark.connect.execute.manager.checkInterval": "1s",
+}
+
+
 @pytest.fixture
 def jobs(kafka: LocalKafka, tmp_path: Path) -> Iterator[Jobs]:
     (tmp_path / "counted.py").write_text(COUNTING)
     server = tmp_path / "server"
     server.mkdir()
-    with connect_server(server, with_pipeline(tmp_path)) as (_, address):
+    with connect_server(server, with_pipeline(tmp_path), SOON) as (_, address):
         yield Jobs(kafka, tmp_path, address)
 
 
-def test_jobs_that_are_clients_run_audit_and_export_and_end_when_they_are_told_to(
+def test_jobs_that_are_clients_run_audit_and_export_and_end_with_their_client(
     jobs: Jobs, tmp_path: Path
 ) -> None:
     jobs.produce(range(2 * KEYS))
@@ -159,3 +167,15 @@ def test_jobs_that_are_clients_run_audit_and_export_and_end_when_they_are_told_t
     assert '"caught_up":true' in jobs.run("process", "--pipeline", "counted:counting")
     keys = [str(key).encode() for key in range(KEYS)]
     assert sorted(jobs.counts()) == sorted((key, count) for key in keys for count in (2, 3, 4))
+
+    # What it does for a client that is killed goes on for a while, and counts.
+    going_on = jobs.start("process", "--pipeline", "counted:counting", "--run-for", "10m")
+    jobs.produce(range(KEYS))
+    eventually(lambda: max(count for _, count in jobs.counts()) == 5, "it works again", RUN_S)
+    going_on.kill()
+    going_on.communicate(timeout=DEADLINE_S)
+    jobs.produce(range(KEYS))
+    said = jobs.run("process", "--pipeline", "counted:counting")
+    assert "it answers when one of its slots is free" in said
+    assert sorted(jobs.counts()) == sorted((key, count) for key in keys for count in range(2, 7))
+    assert '"verdict":"right"' in jobs.run("audit")
