@@ -216,6 +216,15 @@ def test_many_rows_are_ranked(ranker: Any) -> None:
     assert [distinct[i] for i in numbers.tolist()] == keys, f"seed {seed}"
 
 
+def test_without_the_extension_arrow_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_ranks, "_ranks", None)
+    numbers, distinct = row_ranks.ranked_rows([b"b", b"a", b"b"])
+    assert (numbers.tolist(), distinct) == ([1, 0, 1], [b"a", b"b"])
+    # The second key is in no window, as a null key is.
+    numbers, rows = row_ranks.ranked_windows([b"b", None], np.array([0, 0]), np.array([5, 0]))
+    assert (numbers.tolist(), rows) == ([1, 0], [bytes(8) + b"b", bytes(7) + b"\x05b"])
+
+
 @needs_ranks
 @pytest.mark.parametrize(
     ("keys", "entries"),
