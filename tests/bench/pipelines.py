@@ -162,6 +162,11 @@ class Order(msgspec.Struct):
     currency: str
     customer: str
     note: str
+
+
+class TimedOrder(Order):
+    """What peers read, too."""
+
     at: int = 0
 
 
@@ -192,7 +197,9 @@ def enriching_typed() -> ss.Topology:
         name="rows-in",
     )
     (
-        builder.stream(os.environ[JSON_VARIABLE], value_serde=serdes.json(Order), name="orders")
+        builder.stream(
+            os.environ[JSON_VARIABLE], value_serde=serdes.json(TimedOrder), name="orders"
+        )
         .filter(lambda _key, order: order.amount >= 100, name="large")
         .join(
             rows,

@@ -7,17 +7,7 @@ import polars as pl
 
 import statestore as ss
 from statestore import serdes
-from tests.bench.pipelines import INPUT_VARIABLE, OUTPUT_VARIABLE
-
-
-class Order(msgspec.Struct):
-    """What the JSON job reads."""
-
-    amount: int
-    order: int
-    currency: str
-    customer: str
-    note: str
+from tests.bench.pipelines import INPUT_VARIABLE, OUTPUT_VARIABLE, Order
 
 
 def expressing() -> ss.Topology:
