@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.bench import bench_peers
+from tests.bench import bench_peers, pipelines
 from tests.bench.peers.environments import why
 from tests.bench.peers.jobs import Job, Telling, expected, faults, records
 from tests.bench.peers.table import PEERS
@@ -124,7 +124,7 @@ def run(*arguments: str) -> Result:
     [
         (
             ["--peers", "quix,nobody"],
-            "'nobody' is not one of statestore, kafka-streams, kafka-streams-tx",
+            "'nobody' is not one of statestore, statestore-typed, kafka-streams, kafka-streams-tx",
         ),
         (["--jobs", "sort"], "'sort' is not one of count, json, processor"),
         (["--records", "3"], "3 is not in the range x>=1000"),
@@ -145,7 +145,9 @@ def test_names_are_read_in_the_order_of_the_table_and_none_means_all() -> None:
 
 def test_every_peer_is_pinned_by_name_and_version() -> None:
     for name, peer in PEERS.items():
-        assert name == bench_peers.US or peer.packages or peer.jars, name
+        ours = peer.version == PEERS[bench_peers.US].version
+        assert ours or peer.packages or peer.jars, name
+        assert all(hasattr(pipelines, function) for function in peer.pipelines.values()), name
         assert all(package.count("==") == 1 for package in peer.packages), name
         assert all(jar.count(":") == 2 for jar in peer.jars), name
         told_of = str(asdict(peer))
