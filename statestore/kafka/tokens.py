@@ -56,6 +56,7 @@ REFUSED_BEARER = (
 _LIFE = re.compile("[0-9]{1,15}")
 _TRUE = frozenset({"true", "t", "1"})
 _REFRESHED = 0.8
+_BEHIND_S = 30  # the clock of a broker may be so far behind
 # How long a failure is told to others who ask, without and with a token that is still good.
 _AGAIN_S, _AGAIN_BESIDE_S = 0.5, 10.0
 # How long a login waits for a new token while the last one is good.
@@ -187,7 +188,9 @@ class UnsecuredTokens(NamedTuple):
     def token(self, deadline_s: float) -> str:  # noqa: ARG002 - others have to wait
         """Make one that begins now; see the protocol."""
         now_s = time()
-        claims = {**self.claims, "iat": now_s, "exp": now_s + self.life_s}
+        # Brokers refuse what is issued after their own time, which is in whole milliseconds and by
+        # a clock of their own.
+        claims = {**self.claims, "iat": int(now_s) - _BEHIND_S, "exp": now_s + self.life_s}
         head, body = (_encoded(json.dumps(part)) for part in ({"alg": "none"}, claims))
         return f"{head}.{body}."
 

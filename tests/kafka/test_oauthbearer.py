@@ -137,6 +137,18 @@ def test_a_run_of_many_sessions_and_tokens_counts_each_record_once(
     assert updates_in_order(app.read()) == counted(range(count)) == app.stored()
 
 
+@pytest.mark.parametrize("kind", ["unsigned"])
+def test_a_token_of_this_millisecond_is_taken(kafka: LocalKafka) -> None:
+    """Brokers know whole milliseconds, and refuse what was issued after their own time."""
+    for _ in range(100):
+        Connection(
+            BrokerAddress.of(kafka.sasl_servers),
+            Security.of(UNSIGNED),
+            client_id="a",
+            deadline_s=monotonic() + DEADLINE_S,
+        ).close()
+
+
 @SIGNED
 def test_a_connection_outlives_its_tokens(kafka: LocalKafka, server: TokenServer) -> None:
     server.life_s = 8
