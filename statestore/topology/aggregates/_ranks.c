@@ -337,12 +337,17 @@ static PyMethodDef methods[] = {
 static int executed(PyObject *module)
 {
     (void)module;
-    /* Another one in each process, as that of Python's own hashes is. */
-    PyObject *word = PyUnicode_FromString("statestore");
-    Py_hash_t hash = word == NULL ? -1 : PyObject_Hash(word);
-    Py_XDECREF(word);
-    seed = (uint64_t)hash | 1;
-    return hash == -1 ? -1 : 0;
+    /* Not that of Python's own hashes, which Spark sets to 0: who knows it can write keys that
+       collide, and a batch of these would take hours. */
+    PyObject *os = PyImport_ImportModule("os");
+    PyObject *drawn = os == NULL ? NULL : PyObject_CallMethod(os, "urandom", "n",
+                                                             (Py_ssize_t)sizeof seed);
+    const char *bytes = drawn == NULL ? NULL : PyBytes_AsString(drawn);
+    if (bytes != NULL)
+        memcpy(&seed, bytes, sizeof seed);
+    Py_XDECREF(os);
+    Py_XDECREF(drawn);
+    return bytes == NULL ? -1 : 0;
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)executed}, {0, NULL}};
