@@ -186,7 +186,7 @@ class UnsecuredTokens(NamedTuple):
         return cls(claims, int(given["lifeSeconds"]), extensions)
 
     def token(self, deadline_s: float) -> str:  # noqa: ARG002 - others have to wait
-        """Make one that begins now; see the protocol."""
+        """Make one that has begun already; see the protocol."""
         now_s = time()
         # Brokers refuse what is issued after their own time, which is in whole milliseconds and by
         # a clock of their own.

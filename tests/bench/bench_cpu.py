@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import click
 import psutil
 
-# A service imports it once, with the first batch that it groups.
+# Older commits import it with the first batch that they group; a service does that once.
 import pyarrow.compute  # noqa: F401
 
 import statestore as ss
