@@ -208,6 +208,15 @@ def test_rows_are_ranked_by_their_bytes(
 
 
 @pytest.mark.parametrize("ranker", RANKERS)
+@pytest.mark.parametrize("begin", [b"", b"a", b"eight by", b"more than eight bytes"])
+def test_a_row_comes_before_those_that_it_begins(ranker: Any, begin: bytes) -> None:
+    rows = [begin + bytes(zeros) + end for zeros in range(20, -1, -1) for end in (b"\1", b"")]
+    numbers, distinct = ranker.ranked_rows(rows)
+    assert distinct == sorted(set(rows))
+    assert [distinct[i] for i in numbers.tolist()] == rows
+
+
+@pytest.mark.parametrize("ranker", RANKERS)
 def test_many_rows_are_ranked(ranker: Any) -> None:
     seed = 5
     chance = random.Random(seed)
