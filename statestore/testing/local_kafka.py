@@ -8,7 +8,7 @@ next LocalKafka removes what a killed process left.
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -58,13 +58,13 @@ class LocalKafka:
         *,
         config: BrokerConfig | None = None,
         data_dir: Path | str | None = None,
-        proxy_port: int | None = None,
+        proxy_port: int | Sequence[int] | None = None,
         users: Mapping[str, str] | None = None,
         tls_certificate: Path | str | None = None,
         tls_key: Path | str | None = None,
         ready_timeout_ms: int = _READY_MS,
     ) -> None:
-        """`proxy_port` is the port of a proxy that leads to `behind_proxy`, for one broker only.
+        """`proxy_port` is the port of a proxy that leads to `behind_proxy`, or one for each broker.
 
         `users` are passwords by name, which `sasl_servers` asks for by SASL's PLAIN or SCRAM (for
         SCRAM, those of the first start over a `data_dir`). With `tls_certificate` and `tls_key`,
@@ -75,9 +75,12 @@ class LocalKafka:
         """
         if brokers < 1:
             raise Misuse(f"a cluster needs at least one broker, not {brokers}")
-        if proxy_port is not None and brokers > 1:
-            raise Misuse("a proxy leads to one broker: start one, or leave proxy_port out")
-        self._proxy_port = proxy_port
+        proxies = [proxy_port] if isinstance(proxy_port, int) else list(proxy_port or ())
+        if proxies and len(proxies) != brokers:
+            raise Misuse(
+                f"a proxy leads to one broker: pass a proxy_port for each of the {brokers}, or none"
+            )
+        self._proxies = proxies
         if (tls_certificate is None) != (tls_key is None):
             raise Misuse("a certificate needs its key: pass both tls_certificate and tls_key")
         if tls_certificate is not None and not users:
@@ -127,10 +130,16 @@ class LocalKafka:
     @property
     def behind_proxy(self) -> tuple[str, int]:
         """The address that the proxy connects to; clients that come through it stay on it."""
-        detour = self._node(0).detour
-        if detour is None:
+        return self.behind_proxies[0]
+
+    @property
+    def behind_proxies(self) -> list[tuple[str, int]]:
+        """The address that the proxy of each broker connects to, by broker."""
+        self._check_entered()
+        detours = [node.detour for node in self._nodes if node.detour is not None]
+        if not detours:
             raise Misuse("no proxy was asked for: pass proxy_port")
-        return HOST, detour.port
+        return [(HOST, detour.port) for detour in detours]
 
     def create_topic(
         self, name: str, partitions: int = 4, config: Mapping[str, object] | None = None
@@ -179,8 +188,8 @@ class LocalKafka:
         kafka_libs()  # it is called before any deadline begins
         scratch = scratch_dir()
         run_dir = stack.enter_context(_run_dir(scratch / "local-kafka"))
-        ports = stack.enter_context(reserved_ports(3 * self._count + 1, scratch / "ports"))
-        detour = None if self._proxy_port is None else Detour(ports[-1], self._proxy_port)
+        ports = stack.enter_context(reserved_ports(4 * self._count, scratch / "ports"))
+        detours = list(map(Detour, ports[3 * self._count :], self._proxies))
         data_dir = self._data_dir or run_dir
         self._nodes = tuple(
             KafkaNode(
@@ -189,7 +198,7 @@ class LocalKafka:
                 controller_port=ports[2 * index + 1],
                 folder=run_dir / f"node-{index}",
                 data=data_dir / f"node-{index}" / "data",
-                detour=detour,
+                detour=detours[index] if detours else None,
                 sasl=self._sasl(ports[2 * self._count + index]),
             )
             for index in range(self._count)

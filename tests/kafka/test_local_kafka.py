@@ -69,6 +69,12 @@ def consume(kafka: LocalKafka, topic: str, count: int, partition: int = 0) -> li
     return [message.value() for message in messages]
 
 
+@pytest.mark.parametrize(("brokers", "ports"), [(2, 9999), (3, [9997, 9998]), (1, [9998, 9999])])
+def test_a_proxy_leads_to_one_broker(brokers: int, ports: int | list[int]) -> None:
+    with pytest.raises(Misuse, match=f"a proxy_port for each of the {brokers}"):
+        LocalKafka(brokers, proxy_port=ports)
+
+
 def test_broker_inside_with_is_ready_and_listens_on_loopback_only(kafka: LocalKafka) -> None:
     host, port = kafka.bootstrap_servers.split(":")
     assert host == "127.0.0.1"

@@ -24,6 +24,7 @@ from statestore.model.ids import TaskId
 from statestore.model.modes import KafkaClient
 from statestore.tasks.plan import transactional_ids
 from tests.builders import eventually
+from tests.kafka.fault_proxy import Of
 from tests.prove.cluster_runs import PATIENT_S, Job, Run, Spark, kill_one, spark
 from tests.prove.kills import DEFECTS, Defect, planted_in
 from tests.prove.kind_rig import Found, KindRig, Refused, rig_on
@@ -78,6 +79,7 @@ class Event(StrEnum):
     COORDINATOR_KILLED = "transaction coordinator killed"
     CONTROLLER_KILLED = "active controller killed"
     BROKER_PAUSED = "broker paused"
+    CUT_ONE_WAY = "one way to or from a broker cut"
     ROLLING_RESTART = "rolling restart"
     DRIVER_KILLED = "driver of Spark killed"
     EXECUTOR_KILLED = "executor of Spark killed"
@@ -243,8 +245,10 @@ def a_round(
     drawn = may_be_spark and rng.random() < _SPARK_SHARE
     on_spark = event in _OF_SPARK or drawn
     ends_on_spark = may_be_spark and rng.random() < _SPARK_SHARE
+    rig.servers = brokers.proxied_servers if event is Event.CUT_ONE_WAY else ""
     try:
         met = _disturbed(where, rig, event, rng, count, on_spark=on_spark)
+        rig.servers = ""
         brokers.await_in_sync()
         _refuse(*_start(where, rig, on_spark=ends_on_spark).end(), allowed={0})
         return met, rig.anomalies()
@@ -296,10 +300,15 @@ def _happens(where: Where, rig: KindRig, event: Event, rng: Random, run: Run | J
                 return not run.is_over
         case Event.BROKER_PAUSED:
             with brokers.paused(rng.randrange(BROKERS)):
-                return _goes_on(run, rng)
+                return _goes_on(run, rng.uniform(*_AWAY_S))
+        case Event.CUT_ONE_WAY:
+            broker, away_s = rng.randrange(BROKERS), rng.uniform(*_AWAY_S)
+            with brokers.cut_one_way(broker, rig.application_id, rng.choice(list(Of)), away_s):
+                in_time = _goes_on(run, away_s)
+            return in_time and bool(brokers.proxies[broker].trace(rig.application_id))
         case Event.MASTER_KILLED:
             with where.spark.without_master():
-                return _goes_on(run, rng)
+                return _goes_on(run, rng.uniform(*_AWAY_S))
         case Event.ROLLING_RESTART:
             in_time = False
             for broker in range(BROKERS):
@@ -312,11 +321,11 @@ def _happens(where: Where, rig: KindRig, event: Event, rng: Random, run: Run | J
                 return not run.is_over
 
 
-def _goes_on(run: Run | Job, rng: Random) -> bool:
-    """Leave the run alone with what has happened for a while; whether it was still at work."""
+def _goes_on(run: Run | Job, away_s: float) -> bool:
+    """Leave the run alone with what has happened for so long; whether it was still at work."""
     in_time = not run.is_over
     with suppress(subprocess.TimeoutExpired):
-        run.process.wait(rng.uniform(*_AWAY_S))
+        run.process.wait(away_s)
     return in_time
 
 
@@ -366,8 +375,8 @@ SECTION = Section(
     "On three brokers with three replicas of everything, runs of two workers or one of the workers "
     "are killed, and drivers, executors, workers and the master of a standalone Spark; brokers "
     "that lead an input, transactions or the cluster are killed, brokers are paused and restarted "
-    "in turn. After a run to the end, all output, offsets and rows of stores are compared with "
-    "what plain code says.",
+    "in turn, and the way to a broker is cut, or the way back. After a run to the end, all output, "
+    "offsets and rows of stores are compared with what plain code says.",
     share=4,
     run=run,
 )

@@ -45,8 +45,10 @@ def test_a_little_of_the_cluster_holds_and_catches_runs_without_transactions() -
     assert planted.caught_by == ("duplicate",)
 
 
-@pytest.mark.parametrize("event", [Event.COORDINATOR_KILLED, Event.CONTROLLER_KILLED])
-def test_a_broker_that_leads_and_is_killed_within_a_run_loses_and_doubles_nothing(
+@pytest.mark.parametrize(
+    "event", [Event.COORDINATOR_KILLED, Event.CONTROLLER_KILLED, Event.CUT_ONE_WAY]
+)
+def test_a_broker_that_is_killed_or_cut_off_within_a_run_loses_and_doubles_nothing(
     where: Where, event: Event
 ) -> None:
     exact_in_a_round(where, event)

@@ -1,12 +1,13 @@
-"""Three real brokers of this machine, and what happens to brokers: kills, pauses, restarts.
+"""Three real brokers of this machine, and what happens to them: kills, pauses, restarts, cuts.
 
 Each is a controller too. Topics have three replicas, two of them in sync at least. Who leads what
 is asked of the brokers by a client that runs do not use.
 """
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from time import monotonic
 
 import psutil
 from confluent_kafka import KafkaException
@@ -15,6 +16,8 @@ from kafka.admin import KafkaAdminClient
 
 from statestore.testing.local_kafka import LocalKafka
 from tests.builders import DEADLINE_S, eventually
+from tests.kafka.fault_proxy import Action, Fault, FaultProxy, Of
+from tests.kafka.wire import Request
 
 BROKERS = 3
 # What was killed is noticed in time, and changelogs are compacted while they grow.
@@ -29,8 +32,13 @@ _ASK_MS = 10_000
 @contextmanager
 def three_brokers() -> Iterator["ThreeBrokers"]:
     """They begin and end with the thread that asks for them."""
-    with LocalKafka(BROKERS, config=_CONFIG) as kafka:
-        yield ThreeBrokers(kafka)
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(FaultProxy()) for _ in range(BROKERS)]
+        ports = [proxy.port for proxy in proxies]
+        kafka = stack.enter_context(LocalKafka(BROKERS, config=_CONFIG, proxy_port=ports))
+        for proxy, address in zip(proxies, kafka.behind_proxies, strict=True):
+            proxy.lead_to(address)
+        yield ThreeBrokers(kafka, tuple(proxies))
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,12 @@ class ThreeBrokers:
     """
 
     kafka: LocalKafka
+    proxies: tuple[FaultProxy, ...]
+
+    @property
+    def proxied_servers(self) -> str:
+        """The brokers for those whose way to one of them may be cut."""
+        return ",".join(proxy.address for proxy in self.proxies)
 
     def leader(self, topic: str, partition: int) -> int:
         described = self._metadata().list_topics(topic, DEADLINE_S)
@@ -81,6 +95,25 @@ class ThreeBrokers:
             yield
         finally:
             process.resume()
+
+    @contextmanager
+    def cut_one_way(self, broker: int, client_id: str, of: Of, for_s: float) -> Iterator[None]:
+        """The client's requests do not reach the broker inside `with`, or its answers the client.
+
+        That one way alone: all else goes on, and after so many seconds so does what was held up,
+        unless its connection was given up.
+        """
+        end_s = monotonic() + for_s
+
+        def plan(_request: Request) -> Fault | None:
+            left_s = end_s - monotonic()
+            return Fault(Action.DELAY, of, delay_s=left_s) if left_s > 0 else None
+
+        self.proxies[broker].follow(client_id, plan)
+        try:
+            yield
+        finally:
+            self.proxies[broker].follow(client_id, None)
 
     def await_in_sync(self) -> None:
         """Wait until every partition has all of its replicas in sync."""
