@@ -151,20 +151,24 @@ class Rig:
 
     def start(self, crash_at: str | None = None) -> Process:
         """A run in a child process; `crash_at` as in STATESTORE_CRASH_AT."""
-        environment = dict(os.environ)
-        environment.pop("STATESTORE_CRASH_AT", None)
+        environment = self.environment()
         if crash_at:
             environment["STATESTORE_CRASH_AT"] = crash_at
-        root = Path(__file__).resolve().parents[2]
-        environment["PYTHONPATH"] = str(root)
-        environment[PREFIX_VARIABLE] = self.topic_prefix
-        environment |= self.variables
         return processes.start(
             [str(STATESTORE), "run", "--json", *self.options, *self.command()],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+
+    def environment(self) -> dict[str, str]:
+        """The variables of a run."""
+        environment = dict(os.environ)
+        environment.pop("STATESTORE_CRASH_AT", None)
+        root = Path(__file__).resolve().parents[2]
+        environment["PYTHONPATH"] = str(root)
+        environment[PREFIX_VARIABLE] = self.topic_prefix
+        return {**environment, **self.variables}
 
     def run(self) -> dict[str, Any]:
         """A run to the end; its summary."""

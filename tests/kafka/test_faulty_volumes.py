@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from statestore.errors import HostFailure, InvalidSetting, Unavailable
-from tests.builders import ROOT
+from tests.kafka import faulty_volume
 from tests.kafka.run_rig import SMALL_COMMITS, STATESTORE, App, Ended, counted, updates_in_order
 
 pytestmark = [pytest.mark.kafka, pytest.mark.thorough]
@@ -30,17 +30,12 @@ OPEN_FILES = (24, 40, 64, 96)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    built = tmp_path_factory.mktemp("library") / "faulty_volume.so"
-    source = ROOT / "tests" / "kafka" / "faulty_volume.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", source, "-o", built, "-ldl"], check=True)
-    return built
+    return faulty_volume.built(tmp_path_factory.mktemp("library"))
 
 
 def faulty(app: App, library: Path, **how: object) -> Sequence[str]:
     """What runs a command over a volume with these faults."""
-    said = {f"FAULTY_{name.upper()}": value for name, value in how.items()}
-    said = {"LD_PRELOAD": library, "FAULTY_FOLDER": app.state_dir, **said}
-    return ["env", *(f"{name}={value}" for name, value in said.items())]
+    return faulty_volume.over(library, app.state_dir, **how)
 
 
 def assert_foreseen(ended: Ended, *codes: int) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaPartition
+from rocksdict import Options
 
 import statestore as ss
+from statestore.engines import rocks
 from statestore.faults import CrashPoint, reach
 from statestore.kafka import clients
 from statestore.kafka.outbox import TransactionalOutbox
@@ -25,6 +27,7 @@ from statestore.model.ids import TopicPartition
 from statestore.model.modes import ProcessingGuarantee
 from statestore.operations.running.run import Run
 from statestore.ports import Changelog, Cluster, Outbox
+from statestore.stores import offsets
 from statestore.stores.reads import SourceRows
 from statestore.tasks import commit as commits
 from statestore.tasks import committer as committers
@@ -204,4 +207,30 @@ def hoarder() -> ss.Topology:
         yield from _commit_task(*what)
 
     _PATCH.setattr(committers, "commit_task", mutated)
+    return none()
+
+
+def flushed_one_by_one() -> ss.Topology:
+    """The tables of a store reach the disk one after the other, its offsets first."""
+    options = rocks.options
+
+    def apart(tuning: rocks.RocksTuning) -> Options:
+        made = options(tuning)
+        made.set_atomic_flush(False)
+        return made
+
+    def flushed(engine: rocks.RocksEngine) -> bool:
+        families = dict(engine._families)
+        for family in (families.pop(offsets.TABLE), *families.values()):
+            family.flush()
+        return True
+
+    _PATCH.setattr(rocks, "options", apart)
+    _PATCH.setattr(rocks.RocksEngine, "_flushed", flushed)
+    return none()
+
+
+def errors_of_the_engine() -> ss.Topology:
+    """What RocksDB says of a volume is passed on as it is."""
+    _PATCH.setattr(rocks, "translate", lambda _error, _where: None)
     return none()

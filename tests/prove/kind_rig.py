@@ -19,6 +19,7 @@ from confluent_kafka import IsolationLevel, Producer
 
 import statestore as ss
 from statestore import serdes
+from statestore.layout.folders import StateLayout
 from statestore.model.ids import TaskId, TopicPartition
 from statestore.stores.specs import SessionRows, WindowRows
 from statestore.testing.local_kafka import LocalKafka
@@ -139,10 +140,13 @@ class KindRig(Rig):
     def stored(self, store: str, form: Form) -> dict[int, tuple[list[Row], int | None]]:
         """By partition, the rows on disk, and the offset of the changelog that they stand for."""
         found = {}
-        for folder in (self.state_dir / self.application_id).glob(f"*/rocksdb/{store}"):
-            partition = TaskId.parse(folder.parts[-3]).partition
+        layout = StateLayout(self.state_dir, self.application_id)
+        # An owner on a volume without locks works in a folder of its own.
+        at = (self.state_dir / self.application_id).glob(f"*/rocksdb*/{store}")
+        for task in sorted({TaskId.parse(folder.parts[-3]) for folder in at}):
+            folder, partition = layout.stores_dir(task), task.partition
             log = TopicPartition(f"{self.application_id}-{store}-changelog", partition)
-            with ss.open_store(_SPECS[form](store), folder.parent) as opened, opened.all() as pairs:
+            with ss.open_store(_SPECS[form](store), folder) as opened, opened.all() as pairs:
                 rows = [
                     (row[form.value :] + row[: form.value], value)
                     for row, value in pairs

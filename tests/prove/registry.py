@@ -9,6 +9,7 @@ from tests.prove import (
     schedules,
     simulation,
     soak,
+    volumes,
 )
 from tests.prove.section import Section
 
@@ -18,6 +19,7 @@ SECTIONS: tuple[Section, ...] = (
     histories.SECTION,
     schedules.SECTION,
     cluster.SECTION,
+    volumes.SECTION,
     soak.SECTION,
     bad_input.SECTION,
     commit_model.SECTION,

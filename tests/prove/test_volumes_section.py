@@ -1,0 +1,77 @@
+"""The section `volumes`, with little time."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from statestore.testing.local_kafka import LocalKafka
+from tests.kafka import faulty_volume
+from tests.prove import volumes
+from tests.prove.section import Deadline, Harm, Verdict
+from tests.prove.volumes import FAULTS, Chain, Tally
+
+pytestmark = [pytest.mark.kafka, pytest.mark.thorough]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return faulty_volume.built(tmp_path_factory.mktemp("library"))
+
+
+@pytest.mark.parametrize("kind", ["processor", "windows"])
+def test_each_fault_holds(
+    kafka: LocalKafka, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(volumes, "_FAULTS_A_ROUND", len(FAULTS))
+    tally = Tally()
+    Chain(kafka, tmp_path / volumes._NAME, library, kind, 5, tally).next_round()
+    assert tally.findings == []
+    assert tally.audits == 1
+    # That a run has too few files depends on how many it opens.
+    met = {name for name, _ in tally.faults}
+    assert met >= {"no flock"}
+    assert met <= {fault.name for fault in FAULTS}
+    assert tally.ends["ended well"] > 1
+
+
+def test_a_little_of_the_volumes_holds_and_catches_what_was_planted(
+    kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def broker(_section: str) -> Iterator[tuple[LocalKafka, Path]]:
+        yield kafka, tmp_path
+
+    monkeypatch.setattr(volumes, "broker_of", broker)
+    monkeypatch.setattr(volumes, "_AT_ONCE", 1)
+    monkeypatch.setattr(volumes, "_FAULTS_A_ROUND", 2)
+    monkeypatch.setattr(volumes, "DEFECTS", ("errors_of_the_engine",))
+    result = volumes.run(3, Deadline(0))
+    assert result.verdict is Verdict.HELD, result.findings
+    (planted,) = result.planted
+    assert planted.caught_by == ("unforeseen end",)
+
+
+def test_stores_whose_tables_are_flushed_apart_are_found(
+    kafka: LocalKafka, library: Path, tmp_path: Path
+) -> None:
+    found = volumes._planted(kafka, tmp_path, library, 1, "flushed_one_by_one")
+    assert set(found.caught_by) & {"store unlike its changelog", "lost write", "duplicate"}
+
+
+def test_a_run_that_ends_as_it_must_not_is_a_finding(
+    kafka: LocalKafka, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A volume that fails is no reason for a run over it to end well.
+    (full,) = [fault for fault in FAULTS if fault.how.get("errno") == errno.ENOSPC]
+    full = full._replace(passes=False, codes=())
+    monkeypatch.setattr(volumes, "FAULTS", (full,))
+    tally = Tally()
+    chain = Chain(kafka, tmp_path / "chain", library, "aggregate", 1, tally)
+    for _ in range(5):
+        chain.next_round()
+    (finding,) = tally.findings
+    assert (finding.rule, finding.harm) == ("unforeseen end", Harm.ANOMALY)
+    assert finding.repeat == "make prove SECTIONS=volumes SEED=1"

@@ -1,0 +1,303 @@
+"""The section `volumes`: runs of every kind of operator over volumes that fail, and odd clocks.
+
+Each kind has an application that goes on through all of it. A run ends well or says, in a line,
+that the host is at fault; nothing else. The next run has the volume as it was left.
+"""
+
+import errno
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from threading import Lock
+from typing import NamedTuple
+
+from statestore.errors import HostFailure, Unavailable
+from statestore.model.modes import KafkaClient
+from statestore.testing.local_kafka import LocalKafka
+from tests.crash.kill_harness import STATESTORE
+from tests.kafka import faulty_volume
+from tests.prove.kind_rig import SETTINGS, Found, KindRig, Refused, broker_of, rig_on
+from tests.prove.kinds import KINDS
+from tests.prove.section import (
+    Coverage,
+    Deadline,
+    Finding,
+    Harm,
+    Planted,
+    Section,
+    SectionResult,
+    repeating,
+)
+
+
+class Fault(NamedTuple):
+    """What befalls a run.
+
+    `how`: the variables of `faulty_volume.c`. `settings`: those that such a run needs. `passes`: it
+    may last for some calls only. `files`: how many files it may have open, one of these is drawn.
+    `codes`: the exit codes with which it may end, beside 0.
+    """
+
+    name: str
+    how: Mapping[str, int] = {}
+    settings: Mapping[str, object] = {}
+    passes: bool = False
+    files: Sequence[int] = ()
+    codes: Sequence[int] = ()
+
+
+def _failing(name: str, number: int) -> Fault:
+    return Fault(name, {"errno": number}, passes=True, codes=[HostFailure.exit_code])
+
+
+_DAY_S = 86_400
+FAULTS = (
+    _failing("full", errno.ENOSPC),
+    _failing("over quota", errno.EDQUOT),
+    _failing("broken", errno.EIO),
+    _failing("read-only", errno.EROFS),
+    Fault("slow", {"slow_us": 5_000}),
+    Fault("clock set ahead", {"step_s": _DAY_S}),
+    Fault("clock set back", {"step_s": -40 * 365 * _DAY_S}),
+    Fault("no flock", {"flock": errno.ENOLCK}, {"statestore.volume.locks": "false"}),
+    Fault(
+        "too few open files",
+        # A connection that cannot be opened is tried again for so long, several times.
+        settings={"default.api.timeout.ms": 5000},
+        files=(24, 40, 64, 96),
+        codes=[HostFailure.exit_code, Unavailable.exit_code],
+    ),
+)
+_AT_ONCE = 2
+_RECORDS = 240
+_FAULTS_A_ROUND = 4
+_END_S = 300
+_FAULTS_PER_MINUTE = 10
+_NIGHT_S = 3600.0 * 2
+_EACH = 3
+_PLANTED_SHARE = 0.25
+_PLANTED_TRIALS = 24
+_NAME = "état d'été ✓ 'q\" $x %s"
+"""Where the state directories are."""
+_UNFORESEEN = "unforeseen end"
+_FLUSHES: Mapping[str, object] = {"statestore.flush.lag.max.records": 40}
+DEFECTS = ("flushed_one_by_one", "errors_of_the_engine")
+
+_NOTE = (
+    "A library loaded before all others has calls fail that write to the state directory: opening, "
+    "writing, syncing, renaming, linking, making folders. A disk that loses what it has synced is "
+    "no part of this section (docs/guides/lost-disks.md)."
+)
+
+
+@dataclass
+class Tally:
+    """What the chains have met so far; several threads add to it."""
+
+    faults: Counter[tuple[str, str]] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    audits: int = 0
+    records: int = 0
+    lock: Lock = field(default_factory=Lock)
+
+
+def run(seed: int, deadline: Deadline) -> SectionResult:
+    """Plant each defect, then let volumes fail until the time is over."""
+    tally = Tally()
+    with broker_of("volumes") as (kafka, folder):
+        library, named = faulty_volume.built(folder), folder / _NAME
+        planting = deadline.part(_PLANTED_SHARE)
+        planted: list[Planted] = []
+        for defect in DEFECTS:
+            if not planted or not planting.over:
+                planted.append(_planted(kafka, named, library, seed, defect))
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            chains = [Chain(kafka, named, library, kind, seed, tally) for kind in KINDS]
+            for number in deadline.rounds():
+                # Kinds take turns, so that each has as many faults as the others.
+                turn = chains[number * _AT_ONCE % len(chains) :][:_AT_ONCE]
+                list(pool.map(Chain.next_round, turn))
+    return SectionResult(
+        tried={
+            "faults met": tally.faults.total(),
+            "audits": tally.audits,
+            "records": tally.records,
+            "planted defects": len(planted),
+        },
+        least={
+            "faults met": int(_FAULTS_PER_MINUTE * deadline.seconds / 60),
+            "planted defects": len(DEFECTS),
+        },
+        findings=tuple(tally.findings),
+        planted=tuple(planted),
+        coverage=(_coverage(tally, _EACH if deadline.seconds >= _NIGHT_S else 0),),
+        figures={f"runs that {end}": str(count) for end, count in sorted(tally.ends.items())},
+        notes=(_NOTE,),
+    )
+
+
+class Chain:
+    """The faults of one kind of operator, one after another, in an order of the seed."""
+
+    def __init__(
+        self, kafka: LocalKafka, folder: Path, library: Path, kind: str, seed: int, tally: Tally
+    ) -> None:
+        self.kind = kind
+        self._where = kafka, folder
+        self._library = library
+        self._rng = Random(f"{seed} {kind}")
+        self._seed = seed
+        self._tally = tally
+        self._faults: list[Fault] = []
+        self._rig: Volume | None = None
+        self._is_broken = False
+
+    def next_round(self) -> None:
+        """Some faults, a run to the end, and an audit."""
+        if self._is_broken:
+            return
+        faults, found = Counter[tuple[str, str]](), list[Found]()
+        before = 0 if self._rig is None else self._rig.rig.produced
+        try:
+            if self._rig is None:
+                self._rig = self._begun()
+            for fault in self._drawn():
+                self._rig.rig.produce(_RECORDS)
+                if self._rig.meets(fault, self._rng):
+                    faults[fault.name, self.kind] += 1
+            self._rig.rig.ended()
+            found = self._rig.rig.anomalies()
+        except Refused as error:
+            found = [(_UNFORESEEN, str(error), Harm.ANOMALY)]
+        self._is_broken = bool(found)
+        repeat = repeating("volumes", self._seed)
+        with self._tally.lock:
+            self._tally.faults += faults
+            self._tally.findings += [
+                Finding(rule, f"{self.kind} after {dict(faults)}: {text}", repeat, harm)
+                for rule, text, harm in found
+            ]
+            self._tally.audits += 1
+            if self._rig is not None:
+                self._tally.records += self._rig.rig.produced - before
+                self._tally.ends += self._rig.ends
+                self._rig.ends.clear()
+
+    def _begun(self) -> "Volume":
+        kafka, folder = self._where
+        client = self._rng.choice(list(KafkaClient))
+        settings = {**SETTINGS, **_FLUSHES, "kafka.client": str(client)}
+        name = f"volumes-{self._seed}-{self.kind}"
+        return Volume(rig_on(kafka, folder, self.kind, name, settings=settings), self._library)
+
+    def _drawn(self) -> list[Fault]:
+        """The next faults; each has its turn before one comes again."""
+        if len(self._faults) < _FAULTS_A_ROUND:
+            self._faults += self._rng.sample(FAULTS, len(FAULTS))
+        drawn, self._faults = self._faults[:_FAULTS_A_ROUND], self._faults[_FAULTS_A_ROUND:]
+        return drawn
+
+
+@dataclass
+class Volume:
+    """The volume of one application, and how its runs ended."""
+
+    rig: KindRig
+    library: Path
+    ends: Counter[str] = field(default_factory=Counter)
+    calls: int = 0
+    """How often the last run that ended well wrote there; 0: none did so far."""
+
+    def meets(self, fault: Fault, rng: Random) -> bool:
+        """Whether a run met it; Refused if the run ended as it must not."""
+        if not self.calls:
+            self._run({}, {}, [], [])
+            self.rig.produce(_RECORDS)
+        how, through = dict(fault.how), list[str]()
+        after = rng.randrange(1, max(self.calls, 2))
+        if "flock" not in how:
+            how["after"] = after
+        if fault.passes:
+            # For good, as on a volume that is full; or for some calls only.
+            how["for"] = rng.choice((0, 0, 1, 20))
+        if fault.files:
+            through = ["prlimit", f"--nofile={rng.choice(fault.files)}"]
+        code, calls = self._run(how, fault.settings, fault.codes, through)
+        is_met = "flock" in how or calls >= after
+        return bool(code) or (is_met and not fault.files)
+
+    def _run(
+        self,
+        how: Mapping[str, int],
+        settings: Mapping[str, object],
+        codes: Sequence[int],
+        through: Sequence[str],
+    ) -> tuple[int, int]:
+        """Run to the end or to a fault; return the exit code and how often it wrote there."""
+        told = self.rig.state_dir.parent / f"{self.rig.application_id}.calls"
+        told.parent.mkdir(parents=True, exist_ok=True)
+        told.unlink(missing_ok=True)
+        over = faulty_volume.over(self.library, self.rig.state_dir, count=told, **how)
+        more = [f"--set={name}={value}" for name, value in settings.items()]
+        command = [str(STATESTORE), "run", "--json", *self.rig.options, *self.rig.command(), *more]
+        try:
+            ended = subprocess.run(
+                [*through, *over, *command],
+                env=self.rig.environment(),
+                capture_output=True,
+                text=True,
+                timeout=_END_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Refused(f"a run with {how} did not end within {_END_S} s") from None
+        code, err = ended.returncode, ended.stderr
+        if code not in {0, *codes} or "Traceback" in err:
+            raise Refused(f"a run with {how} ended with code {code}: {err[-2000:]}")
+        calls = sum(map(int, told.read_text().split())) if told.exists() else 0
+        if not code and not codes:
+            self.calls = calls
+        self.ends["ended well" if not code else f"ended with code {code}"] += 1
+        return code, calls
+
+
+def _planted(kafka: LocalKafka, folder: Path, library: Path, seed: int, defect: str) -> Planted:
+    """What runs with the defect, over a volume that is full from some call on, are found to be."""
+    rng, full = Random(f"{seed} {defect}"), FAULTS[0]._replace(passes=False)
+    name = f"volumes-{seed}-{defect}".replace("_", "-")
+    settings = {**SETTINGS, **_FLUSHES}
+    rig = rig_on(kafka, folder, "aggregate", name, defect=defect, settings=settings)
+    volume, rules, trials = Volume(rig, library), list[str](), 0
+    while not rules and trials < _PLANTED_TRIALS:
+        trials += 1
+        try:
+            rig.produce(_RECORDS)
+            volume.meets(full, rng)
+            rig.ended()
+            rules = [rule for rule, _, _ in rig.anomalies()]
+        except Refused as error:
+            # Any other end means that the defect does not fit the code any more.
+            rules = [_UNFORESEEN] if os.strerror(errno.ENOSPC) in str(error) else []
+    return Planted(defect.replace("_", " "), tuple(dict.fromkeys(rules)), trials)
+
+
+def _coverage(tally: Tally, least: int) -> Coverage:
+    kinds = tuple(KINDS)
+    rows = {fault.name: tuple(tally.faults[fault.name, kind] for kind in kinds) for fault in FAULTS}
+    return Coverage("Faults of volumes, clocks and limits by kind of operator", kinds, rows, least)
+
+
+SECTION = Section(
+    "volumes",
+    "Runs of every kind of operator over volumes that are full, broken, read-only, slow or without "
+    "locks, with clocks that are set and too few open files; in the end all output, all offsets "
+    "and all rows of stores are compared with what plain code says.",
+    share=2,
+    run=run,
+)
