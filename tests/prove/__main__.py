@@ -4,6 +4,7 @@ import os
 import platform
 import secrets
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -59,13 +60,15 @@ def _report_of(
         def begin(section: Section, budget_s: float) -> None:
             status.update(f"{section.name}: {budget_s / 60:.1f} minutes")
 
-        for one in tried(sections, seed=seed, seconds=seconds, folder=folder, begin=begin):
-            console.print(f"{one.name}: {one.verdict} ({one.took_s / 60:.1f} minutes)")
-            done.append(one)
-            took_s = (now() - started).total_seconds()
-            # The page is there while the rest goes on, and after whatever ends this process.
-            report = Report(seed, _commit(), _machine(), started, took_s, tuple(done))
-            written(report, folder)
+        ends = tried(sections, seed=seed, seconds=seconds, folder=folder, begin=begin)
+        with closing(ends):
+            for one in ends:
+                console.print(f"{one.name}: {one.verdict} ({one.took_s / 60:.1f} minutes)")
+                done.append(one)
+                took_s = (now() - started).total_seconds()
+                # The page is there while the rest goes on, and after whatever ends this process.
+                report = Report(seed, _commit(), _machine(), started, took_s, tuple(done))
+                written(report, folder)
     return Report(
         seed, _commit(), _machine(), started, (now() - started).total_seconds(), tuple(done)
     )

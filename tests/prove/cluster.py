@@ -42,7 +42,6 @@ from tests.prove.section import (
 from tests.prove.three_brokers import BROKERS, ThreeBrokers, three_brokers
 
 _RECORDS, _NIGHT_RECORDS = 20_000, 100_000
-_NIGHT_S = 3600.0 * 2
 _ROUNDS_PER_MINUTE = 0.4
 _EACH = 1
 # An audit reads all that an application ever had.
@@ -119,7 +118,6 @@ class Tally:
 
 def run(seed: int, deadline: Deadline) -> SectionResult:
     """Plant each defect, then one round after another until the time is over."""
-    is_night = deadline.seconds >= _NIGHT_S
     tally, planted = Tally(), list[Planted]()
     with _brokers() as where:
         planting = deadline.part(_PLANTED_SHARE)
@@ -127,7 +125,7 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
         for defect in _defects():
             if not planting.over:
                 planted.append(planted_in(where.brokers.kafka, where.folder, seed, defect))
-        rounds = _Rounds(where, seed, _NIGHT_RECORDS if is_night else _RECORDS, tally)
+        rounds = _Rounds(where, seed, _NIGHT_RECORDS if deadline.is_night else _RECORDS, tally)
         for _ in deadline.rounds():
             rounds.next()
     return SectionResult(
@@ -143,7 +141,7 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
         },
         findings=tuple(tally.findings),
         planted=tuple(planted),
-        coverage=(_coverage(tally, _EACH if is_night else 0),),
+        coverage=(_coverage(tally, _EACH if deadline.is_night else 0),),
         figures={
             "rounds on Spark": str(tally.on_spark),
             "runs that ended before their event": str(tally.missed),

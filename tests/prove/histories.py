@@ -48,7 +48,6 @@ _VISITS = 6
 _RESTARTS = 1 / 3
 _RESTART_AFTER_S = (0.5, 4.0)
 _PER_MINUTE = 2
-_NIGHT_S = 3600.0 * 2
 _EACH = 8
 _PLANTED_SHARE = 0.4
 _TOLD = 12
@@ -147,7 +146,6 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
         for number in deadline.rounds():
             first = seed + number * _AT_ONCE
             _round(where, range(first, first + _AT_ONCE), tally)
-    is_night = deadline.seconds >= _NIGHT_S
     return SectionResult(
         tried={
             "histories": tally.histories.total(),
@@ -160,7 +158,7 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
         },
         findings=tuple(tally.findings),
         planted=tuple(planted),
-        coverage=(_coverage(tally, _EACH if is_night else 0),),
+        coverage=(_coverage(tally, _EACH if deadline.is_night else 0),),
         figures={
             "rules": ", ".join(RULES),
             **{name: f"{tally.counts[name]:,}" for name in (_RECORDS, _ANSWERS)},

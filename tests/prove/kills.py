@@ -38,7 +38,6 @@ _RECORDS = 240
 _FIRST_RECORDS = 600
 _KILLS_A_ROUND = 6
 _KILLS_PER_MINUTE = 20
-_NIGHT_S = 3600.0 * 2
 _EACH = 20
 _PLANTED_SHARE = 0.25
 # Most of what a run does are commits: which one a kill meets is drawn.
@@ -98,7 +97,6 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
                 # Kinds take turns, so that each has as many kills as the others.
                 turn = chains[number * _AT_ONCE % len(chains) :][:_AT_ONCE]
                 list(pool.map(_Chain.next_round, turn))
-    is_night = deadline.seconds >= _NIGHT_S
     return SectionResult(
         tried={
             "kills": tally.kills.total(),
@@ -112,7 +110,7 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
         },
         findings=tuple(tally.findings),
         planted=tuple(planted),
-        coverage=(_coverage(tally, _EACH if is_night else 0),),
+        coverage=(_coverage(tally, _EACH if deadline.is_night else 0),),
         figures={"runs that ended before the point they were to die at": str(tally.missed)},
         notes=(_NOTE,),
     )

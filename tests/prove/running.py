@@ -1,4 +1,6 @@
-"""Runs sections one after another, each in a process of its own, and keeps what they found.
+"""Runs sections, each in a process of its own, and keeps what they found.
+
+They take turns, but for those that have all of the time, beside the others.
 
 A section may die or hang: that is told as such, and the others are tried all the same.
 """
@@ -10,8 +12,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -62,39 +64,70 @@ def tried(
     folder: Path,
     begin: Callable[[Section, float], None] = lambda _section, _budget_s: None,
     grace_s: float = _GRACE_S,
-) -> Iterator[Tried]:
-    """Each section, as soon as it is done; what one leaves of its time the next ones have."""
+) -> Generator[Tried, None, None]:
+    """Each section, as soon as it is done; what one leaves of its time the next ones have.
+
+    Those that have no share of it are told last.
+    """
     whole = Deadline(seconds)
-    for place, section in enumerate(sections):
-        left = sum(later.share for later in sections[place:])
-        budget_s = max(0.0, whole.left_s) * section.share / left
-        begin(section, budget_s)
-        began = time.monotonic()
-        result, failure = _in_a_process(section, seed, budget_s, folder, grace_s)
-        took_s = time.monotonic() - began
-        yield Tried(section.name, section.tries, seed, budget_s, took_s, result, failure)
+    with ExitStack() as stack:
+
+        def begun(section: Section, budget_s: float) -> _Running:
+            begin(section, budget_s)
+            one = _Running(section, seed, Deadline(budget_s, seconds), folder)
+            stack.callback(one.end)
+            return one
+
+        beside = [begun(section, seconds) for section in sections if section.share is None]
+        turns = [(section, section.share) for section in sections if section.share is not None]
+        for place, (section, share) in enumerate(turns):
+            left = sum(later for _, later in turns[place:])
+            yield begun(section, max(0.0, whole.left_s) * share / left).ended(grace_s)
+        for one in beside:
+            yield one.ended(grace_s)
 
 
-def _in_a_process(
-    section: Section, seed: int, budget_s: float, folder: Path, grace_s: float
-) -> tuple[SectionResult | None, str]:
-    out, log = folder / f"{section.name}.result", folder / f"{section.name}.log"
-    out.unlink(missing_ok=True)
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_alone, args=(section, seed, budget_s, out, log))
-    process.start()
-    try:
-        process.join(budget_s + grace_s)
+class _Running:
+    """A section in a process of its own."""
+
+    def __init__(self, section: Section, seed: int, deadline: Deadline, folder: Path) -> None:
+        self._section = section
+        self._seed = seed
+        self._deadline = deadline
+        self._out, self._log = folder / f"{section.name}.result", folder / f"{section.name}.log"
+        self._out.unlink(missing_ok=True)
+        self._is_over = False
+        self._began_s = time.monotonic()
+        given = section, seed, deadline.seconds, deadline.whole_s, self._out, self._log
+        self._process = multiprocessing.get_context("spawn").Process(target=_alone, args=given)
+        self._process.start()
+
+    def ended(self, grace_s: float) -> Tried:
+        """What it handed back, or how it ended; past its time and grace it is ended."""
+        process, section, failure, result = self._process, self._section, "", None
+        process.join(max(0.0, self._deadline.left_s) + grace_s)
         hung = process.is_alive()
-    finally:
-        _end(process)
-    if process.exitcode == 0:
-        return msgspec.json.decode(out.read_bytes(), type=SectionResult), ""
-    how = f"it hung: {grace_s:g} s after its time it was ended" if hung else _death(process)
-    return None, f"{how}; the end of {log}:\n{_tail(log)}"
+        self.end()
+        if process.exitcode == 0:
+            result = msgspec.json.decode(self._out.read_bytes(), type=SectionResult)
+        else:
+            how = _death(process)
+            if hung:
+                how = f"it hung: {grace_s:g} s after its time it was ended"
+            failure = f"{how}; the end of {self._log}:\n{_tail(self._log)}"
+        budget_s, took_s = self._deadline.seconds, time.monotonic() - self._began_s
+        return Tried(section.name, section.tries, self._seed, budget_s, took_s, result, failure)
+
+    def end(self) -> None:
+        """End its process and whatever it left behind, once: its number may be another's then."""
+        if not self._is_over:
+            self._is_over = True
+            _end(self._process)
 
 
-def _alone(section: Section, seed: int, budget_s: float, out: Path, log: Path) -> None:
+def _alone(
+    section: Section, seed: int, budget_s: float, whole_s: float, out: Path, log: Path
+) -> None:
     """What the process of a section does."""
     os.setsid()  # what it started ends with it
     with log.open("wb", buffering=0) as file:
@@ -102,7 +135,7 @@ def _alone(section: Section, seed: int, budget_s: float, out: Path, log: Path) -
         os.dup2(file.fileno(), 2)
     faulthandler.enable()
     try:
-        result = section.run(seed, Deadline(budget_s))
+        result = section.run(seed, Deadline(budget_s, whole_s))
         made = out.with_suffix(".part")
         made.write_bytes(msgspec.json.encode(result))
         made.replace(out)

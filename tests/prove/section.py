@@ -130,11 +130,18 @@ class SectionResult(msgspec.Struct, frozen=True):
         return Verdict.SHORT if self.short_of() else Verdict.HELD
 
 
+_NIGHT_S, _WHOLE_NIGHT_S = 3600.0 * 2, 3600.0 * 6
+
+
 @dataclass(frozen=True)
 class Deadline:
-    """When a section has to be done; what it has begun it may finish."""
+    """When a section has to be done; what it has begun it may finish.
+
+    `whole_s`: what all sections have together.
+    """
 
     seconds: float
+    whole_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
     _began: float = field(init=False)
 
@@ -148,6 +155,11 @@ class Deadline:
     @property
     def over(self) -> bool:
         return self.left_s <= 0
+
+    @property
+    def is_night(self) -> bool:
+        """Whether there is time for what the night promises, for this section or for all."""
+        return self.seconds >= _NIGHT_S or self.whole_s >= _WHOLE_NIGHT_S
 
     def part(self, share: float) -> "Deadline":
         """A share of what is left."""
@@ -182,13 +194,14 @@ class Section:
 
     `name`: what `SECTIONS=` chooses it by.
     `tries`: what it tries, in a sentence for the reader of the report.
-    `share`: of the time, beside those of the others.
+    `share`: of the time, beside those of the others; None: it has all of the time, while the
+    others take turns.
     `run`: a function of a module, as it is called in a process of its own.
     """
 
     name: str
     tries: str
-    share: float
+    share: float | None
     run: Callable[[int, Deadline], SectionResult]
 
 

@@ -330,6 +330,6 @@ _NOTE = (
 SECTION = Section(
     "soak",
     "Runs that never end, one of them killed once a minute: what they hold stays as large.",
-    1.5,
+    None,
     run,
 )

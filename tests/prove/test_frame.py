@@ -1,5 +1,6 @@
 """What runs the sections of the proof, and what the report says of them."""
 
+import dataclasses
 import json
 import multiprocessing
 import re
@@ -150,28 +151,31 @@ def test_a_section_that_hangs_is_told_as_such(tmp_path: Path) -> None:
     assert one.failure.startswith("it hung: 0 s after its time it was ended")
 
 
+def has_begun(log: Path) -> bool:
+    """Whether HANGS has started its child, as its log says."""
+    return log.exists() and log.read_text().endswith("\n")
+
+
+def is_gone(log: Path) -> bool:
+    """Whether the child that HANGS has started has ended."""
+    (pid,) = re.findall(r"child (\d+)", log.read_text())
+    try:
+        return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def test_a_section_is_ended_with_what_it_started(tmp_path: Path) -> None:
     log = tmp_path / "log"
     process = multiprocessing.get_context("spawn").Process(
-        target=running._alone, args=(HANGS, 1, 0.0, tmp_path / "result", log)
+        target=running._alone, args=(HANGS, 1, 0.0, 0.0, tmp_path / "result", log)
     )
     process.start()
 
-    def begun() -> bool:
-        return log.exists() and log.read_text().endswith("\n")
-
-    eventually(begun, "the section has started a child")
+    eventually(lambda: has_begun(log), "the section has started a child")
     running._end(process)
     assert not process.is_alive()
-    (pid,) = re.findall(r"child (\d+)", log.read_text())
-
-    def gone() -> bool:
-        try:
-            return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
-
-    eventually(gone, "the child has ended")
+    eventually(lambda: is_gone(log), "the child has ended")
 
 
 def test_time_is_shared_and_what_is_left_over_goes_to_the_next(tmp_path: Path) -> None:
@@ -190,9 +194,47 @@ def test_time_is_shared_and_what_is_left_over_goes_to_the_next(tmp_path: Path) -
     assert 200 < begun[1] <= 400 * 2 / 3
 
 
+def test_a_section_without_a_share_has_all_of_the_time_beside_the_others(tmp_path: Path) -> None:
+    begun: list[tuple[str, float]] = []
+    hangs, log = dataclasses.replace(HANGS, share=None), tmp_path / "hangs.log"
+    done = tried(
+        (NOTHING, hangs, HOLDS),
+        seed=1,
+        seconds=400.0,
+        folder=tmp_path,
+        begin=lambda section, budget_s: begun.append((section.name, budget_s)),
+    )
+    assert next(done).name == "tries_nothing"
+    (first, whole_s), (second, part_s) = begun
+    assert (first, whole_s, second) == ("hangs", 400.0, "tries_nothing")
+    assert part_s == pytest.approx(200, rel=0.02)
+    eventually(lambda: has_begun(log), "the section goes on while others take turns")
+    assert not is_gone(log)
+    done.close()
+    eventually(lambda: is_gone(log), "nobody waits for it, so it has ended")
+
+
+def test_what_has_all_of_the_time_is_told_last(tmp_path: Path) -> None:
+    report = report_of((dataclasses.replace(HOLDS, share=None), NOTHING), tmp_path)
+    assert [it.name for it in report.sections] == ["tries_nothing", "holds"]
+    (held,) = [it.result for it in report.sections if it.name == "holds"]
+    assert held is not None
+    assert held.figures["budget"] == "0.20"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "whole_s", "is_night"),
+    [(1800, 1800, False), (7200, 7200, True), (2400, 8 * 3600, True), (2400, 4 * 3600, False)],
+)
+def test_in_a_night_each_section_promises_what_the_night_does(
+    seconds: float, whole_s: float, *, is_night: bool
+) -> None:
+    assert Deadline(seconds, whole_s).is_night is is_night
+
+
 def test_a_deadline_gives_parts_of_what_is_left() -> None:
     now = [0.0]
-    deadline = Deadline(100.0, lambda: now[0])
+    deadline = Deadline(100.0, clock=lambda: now[0])
     now[0] = 60.0
     part = deadline.part(0.5)
     assert part.left_s == 20.0
@@ -213,7 +255,7 @@ def test_an_unknown_section_is_refused_with_the_known_ones(tmp_path: Path) -> No
 
 def test_the_names_of_sections_are_unique_and_say_what_they_try() -> None:
     assert len({it.name for it in SECTIONS}) == len(SECTIONS)
-    assert all(it.tries.endswith(".") and it.share > 0 for it in SECTIONS)
+    assert all(it.tries.endswith(".") and it.share != 0 for it in SECTIONS)
 
 
 def test_a_missed_defect_is_a_failure_even_without_findings() -> None:

@@ -78,7 +78,6 @@ _RECORDS = 240
 _FAULTS_A_ROUND = 4
 _END_S = 300
 _FAULTS_PER_MINUTE = 10
-_NIGHT_S = 3600.0 * 2
 _EACH = 3
 _PLANTED_SHARE = 0.25
 _PLANTED_TRIALS = 24
@@ -90,8 +89,8 @@ DEFECTS = ("flushed_one_by_one", "errors_of_the_engine")
 
 _NOTE = (
     "A library loaded before all others has calls fail that write to the state directory: opening, "
-    "writing, syncing, renaming, linking, making folders. A disk that loses what it has synced is "
-    "no part of this section (docs/guides/lost-disks.md)."
+    "writing, syncing, renaming, linking, making folders. Volumes that are lost are no part of this "
+    "section: tests/kafka/test_lost_volumes.py loses them."
 )
 
 
@@ -136,7 +135,7 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
         },
         findings=tuple(tally.findings),
         planted=tuple(planted),
-        coverage=(_coverage(tally, _EACH if deadline.seconds >= _NIGHT_S else 0),),
+        coverage=(_coverage(tally, _EACH if deadline.is_night else 0),),
         figures={f"runs that {end}": str(count) for end, count in sorted(tally.ends.items())},
         notes=(_NOTE,),
     )
