@@ -89,8 +89,8 @@ DEFECTS = ("flushed_one_by_one", "errors_of_the_engine")
 
 _NOTE = (
     "A library loaded before all others has calls fail that write to the state directory: opening, "
-    "writing, syncing, renaming, linking, making folders. Volumes that are lost are no part of this "
-    "section: tests/kafka/test_lost_volumes.py loses them."
+    "writing, syncing, renaming, linking, making folders. Volumes that are lost are no part of it: "
+    "tests/kafka/test_lost_volumes.py loses them."
 )
 
 
