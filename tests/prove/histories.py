@@ -76,17 +76,23 @@ def _killed(point: CrashPoint) -> Callable[[], Sequence[Life]]:
 
 
 class _Unanswered:
-    """The network swallows some requests to end a transaction, one after the other."""
+    """The network swallows each request to end the nth transaction, until the log is asked of it.
 
-    def __init__(self, after: int, count: int) -> None:
-        self._hits = range(after, after + count)
+    Before its owner asks, it opens its id again.
+    """
+
+    def __init__(self, nth: int) -> None:
+        self._nth = nth
         self._seen = 0
+        self._is_over = False
 
     def __call__(self, request: Request) -> Fault | None:
-        if request.api != Api.END_TXN:
+        if request.api == Api.INIT_PRODUCER_ID:
+            self._is_over = self._seen >= self._nth
+        if request.api != Api.END_TXN or self._is_over:
             return None
         self._seen += 1
-        return Fault(Action.SWALLOW) if self._seen in self._hits else None
+        return Fault(Action.SWALLOW) if self._seen >= self._nth else None
 
 
 def _late_end() -> FaultPlan:
@@ -107,7 +113,7 @@ DEFECTS = (
         "settled_is_always_yes",
         "aggregate",
         _WIRE,
-        lambda: (Life(plan=_Unanswered(3, 8)), Life()),
+        lambda: (Life(plan=_Unanswered(3)), Life()),
     ),
     Defect("torn_get_many", "bank", _WIRE, lambda: (Life(), Life())),
     Defect("timer_fired_twice", "timers", _WIRE, lambda: (Life(),)),

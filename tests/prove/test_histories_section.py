@@ -67,6 +67,13 @@ def test_a_defect_in_the_product_is_a_finding_with_its_rule_and_the_command(
     assert doubled.repeat == f"make prove SECTIONS=histories SEED={seed} HOURS=0.01"
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("defect", histories.DEFECTS, ids=lambda defect: defect.name)
+def test_each_planted_defect_is_caught(where: Where, defect: histories.Defect) -> None:
+    found = histories._planted(where, 5, defect)
+    assert found.caught_by, f"{found.defect} is missed"
+
+
 def test_each_kind_of_operator_has_both_clients_in_turns() -> None:
     seeds = range(100, 100 + 2 * len(KINDS))
     met = {(histories._kind(seed), histories._client(seed)) for seed in seeds}

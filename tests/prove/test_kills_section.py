@@ -62,6 +62,15 @@ def test_a_defect_in_the_product_is_a_finding_with_its_rule_and_the_command(
     assert tally.kills == kept
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("defect", kills.DEFECTS, ids=lambda defect: defect.name or "none")
+def test_each_planted_defect_is_caught(
+    kafka: LocalKafka, tmp_path: Path, defect: kills.Defect
+) -> None:
+    found = kills.planted_in(kafka, tmp_path, 5, defect)
+    assert found.caught_by, f"{found.defect} is missed"
+
+
 def test_in_the_night_each_point_has_twenty_kills_of_each_kind() -> None:
     tally = kills.Tally()
     tally.kills[CrashPoint.CLAIM_OWNED, "join"] = 20
