@@ -85,7 +85,7 @@ _NAME = "état d'été ✓ 'q\" $x %s"
 """Where the state directories are."""
 _UNFORESEEN = "unforeseen end"
 _FLUSHES: Mapping[str, object] = {"statestore.flush.lag.max.records": 40}
-DEFECTS = ("flushed_one_by_one", "errors_of_the_engine")
+DEFECTS = ("errors_of_the_engine", "flushed_one_by_one")
 
 _NOTE = (
     "A library loaded before all others has calls fail that write to the state directory: opening, "
