@@ -169,6 +169,11 @@ class MadeColumn(Column):
         self.keep_arrow(column)
 
     @property
+    def array(self) -> Any:
+        """The array that the values were made as."""
+        return self._arrow
+
+    @property
     def objects(self) -> list[Any]:
         if self._objects is None:
             self._objects = self._read(self._arrow)

@@ -17,7 +17,9 @@ from functools import cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec.structs import astuple
+from numpy.typing import NDArray
 from typing_extensions import TypeIs
 
 from statestore.errors import Misuse
@@ -26,14 +28,16 @@ from statestore.model.records import BYTES, Serde
 from statestore.serdes.fields import Field, fields_of
 from statestore.serdes.typed_json import typed_json
 from statestore.serdes.value_types import name_of
-from statestore.topology.aggregates import sketches
-from statestore.topology.aggregates.folds import Fold, Step, nothing
+from statestore.topology.aggregates import sketches, totals
+from statestore.topology.aggregates.folds import Fold, Step, Values, nothing
 from statestore.topology.aggregates.tables import RowChange
 from statestore.topology.flows import TableFlow
 from statestore.topology.materialized import Materialized
 from statestore.topology.tables.computed_tables import results_table
 
 R_co = TypeVar("R_co", covariant=True)
+_FEW: Final = 32
+"""Fewer records take less time one by one than as columns."""
 _ORDERED: Final = (int, float, str, bytes, bool, dt.datetime, dt.date, dt.time, dt.timedelta)
 
 
@@ -92,6 +96,8 @@ class _Rule(NamedTuple):
     merge: Callable[[Any, Any], Any]
     subtract: Callable[[Any, Any], Any] | None = None
     result: Callable[[Any], Any] | None = None
+    totals: Callable[[NDArray[np.intp], Any, list[Any]], list[Any] | None] | None = None
+    """What does it for many rows, given numbers as a column (`totals`)."""
 
 
 class _Part(NamedTuple):
@@ -100,6 +106,7 @@ class _Part(NamedTuple):
     name: str
     rule: _Rule
     take: Callable[[Any], Any] | None
+    field: str | None = None
 
     def adding(self) -> Callable[[Any, Any], Any]:
         """Return what makes the state with a record more; null values of fields are left out."""
@@ -113,23 +120,40 @@ class _Part(NamedTuple):
 
         return added
 
-    def folded(self, rows: list[int], values: list[Any], states: list[Any]) -> list[Any]:
+    def folded(self, rows: NDArray[np.intp], values: Values, states: list[Any]) -> list[Any]:
         """Return the states of rows, changed here, with these records more (`folds.Many`)."""
         initial, take, add = self.rule.initial, self.take, self.rule.add
-        for row, state in enumerate(states):
-            if state is None:
-                states[row] = initial()
+        if any_none(states):
+            states = [initial() if state is None else state for state in states]
+        made = self._totals(rows, values, states)
+        if made is not None:
+            return made
+        numbers = rows.tolist()
         if take is None:
-            for row in rows:
+            for row in numbers:
                 states[row] = add(states[row], None)
             return states
-        if any_none(values):
-            some = [pair for pair in zip(rows, values, strict=True) if pair[1] is not None]
-            rows, values = [row for row, _ in some], [value for _, value in some]
-        for row, found in zip(rows, map(take, values), strict=True):
+        some = values.objects
+        if any_none(some):
+            pairs = [pair for pair in zip(numbers, some, strict=True) if pair[1] is not None]
+            numbers, some = [row for row, _ in pairs], [value for _, value in pairs]
+        for row, found in zip(numbers, map(take, some), strict=True):
             if found is not None:
                 states[row] = add(states[row], found)
         return states
+
+    def _totals(
+        self, rows: NDArray[np.intp], values: Values, states: list[Any]
+    ) -> list[Any] | None:
+        """Return the same of columns of numbers; None: they are none, or it would not be exact."""
+        rule, amounts = self.rule, None
+        if rule.totals is None or len(rows) < _FEW:
+            return None
+        if self.take is not None:
+            amounts = values.numbers(self.field, self.take, rule.state)
+            if amounts is None:
+                return None
+        return rule.totals(rows, amounts, states)
 
     def subtracted(self, state: Any, value: Any) -> Any:
         """Return the state without a record that it has."""
@@ -227,7 +251,7 @@ class AggregatePlan:
             before = astuple(state)
             return kind(*[add(one, value) for add, one in zip(add_all, before, strict=True)])
 
-        def many(rows: list[int], values: list[Any], before: list[Any]) -> list[Any]:
+        def many(rows: NDArray[np.intp], values: Values, before: list[Any]) -> list[Any]:
             first = astuple(self._initial())
             states = [first if state is None else astuple(state) for state in before]
             after = [
@@ -384,7 +408,7 @@ def _part(where: str, source: Serde[Any], name: str, asked: Any) -> _Part:
             f"{where}: {asked}: there is no field {asked.field!r} in {source.name}, which has "
             f"{there or 'none'}"
         )
-    return _Part(name, _rule(where, asked, found, source), found.take)
+    return _Part(name, _rule(where, asked, found, source), found.take, asked.field)
 
 
 def _rule(where: str, asked: Aggregate[Any], found: Field, source: Serde[Any]) -> _Rule:
@@ -432,7 +456,8 @@ def _finite(number: Any) -> Any:
 def _sum(kind: Any) -> _Rule:
     zero = 0.0 if kind is float else 0
     if kind is int:
-        return _Rule(int, int, int, operator.add, operator.add, operator.sub)
+        add = operator.add
+        return _Rule(int, int, int, add, add, operator.sub, totals=totals.sums_of_ints)
     return _Rule(
         state=kind,
         results=kind,
@@ -440,6 +465,7 @@ def _sum(kind: Any) -> _Rule:
         add=lambda state, value: _finite(state + value),
         merge=lambda one, other: _finite(one + other),
         subtract=lambda state, value: _finite(state - value),
+        totals=totals.sums_of_floats if kind is float else None,
     )
 
 
@@ -504,6 +530,7 @@ _RULES: Final[dict[str, Callable[[Any], _Rule]]] = {
         add=lambda n, _value: n + 1,
         merge=lambda one, other: one + other,
         subtract=lambda n, _value: n - 1,
+        totals=totals.counts,
     ),
     "sum": _sum,
     "mean": _mean,

@@ -7,14 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from statestore.model.batch import Batch, Column
+import numpy as np
+from numpy.typing import NDArray
+
+from statestore.model.batch import Batch, Column, MadeColumn, any_none
 from statestore.stores.kinds.registry import kind_of
 from statestore.stores.specs import StoreSpec
 from statestore.topology.failures import mismatch
 from statestore.topology.nodes import Forward, SendOldValues
 
+_NUMBERS: Final[dict[type, Any]] = {int: np.int64, float: np.float64}
+_NAMES: Final = {int: "int64", float: "double"}
+"""What Arrow calls them."""
 Step = Callable[[Any, Any, Any], Any]
-Many = Callable[[list[int], list[Any], list[Any]], list[Any]]
+Many = Callable[[NDArray[np.intp], "Values", list[Any]], list[Any]]
 """From the row and the value of each record, and the aggregate of each row before, to those after.
 
 A row is a number: its place in both lists of aggregates. None: there was none before; there is one
@@ -23,6 +29,55 @@ after each record.
 S = TypeVar("S", bound=StoreSpec)
 Tell = Callable[[Batch, "Updates"], None]
 """Takes what the records of a batch have changed."""
+
+
+class Values:
+    """The values of the records of a batch that count in a row.
+
+    Where an operator made them as a column, no objects are made that nobody asks for.
+    """
+
+    __slots__ = ("_column", "_places")
+
+    def __init__(self, column: Column, places: list[int] | None = None) -> None:
+        """`places`: of those records, in rising order; None: all count in a row."""
+        self._column = column
+        self._places = places
+
+    @property
+    def objects(self) -> list[Any]:
+        """The values, decoded."""
+        every, places = self._column.objects, self._places
+        return every if places is None else list(map(every.__getitem__, places))
+
+    def numbers(
+        self, field: str | None, take: Callable[[Any], Any], kind: type
+    ) -> NDArray[Any] | None:
+        """Return a field of each value as integers of 64 bits or, of the `kind` float, as floats.
+
+        None if some are null, of another type, or too large. `take` takes the field from a value.
+        """
+        if isinstance(self._column, MadeColumn) and self._places is None:
+            return _numbers_in(self._column.array, field, kind)
+        values = self.objects
+        if any_none(values):
+            return None
+        found = list(map(take, values))
+        if set(map(type, found)) != {kind}:
+            return None
+        try:
+            return np.array(found, _NUMBERS[kind])
+        except OverflowError:
+            return None
+
+
+def _numbers_in(array: Any, field: str | None, kind: type) -> NDArray[Any] | None:
+    if field is not None:
+        array = array.field(array.type.get_field_index(field))
+    if array.null_count or str(array.type) != _NAMES[kind]:
+        return None
+    made: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return made
 
 
 class Fold(NamedTuple):
@@ -40,7 +95,7 @@ class Fold(NamedTuple):
     merge: Step
     counts: bool = False
     stable: bool = False
-    many: "Many | None" = None
+    many: Many | None = None
 
     def next(self, key: Any, value: Any, aggregate: Any) -> Any:
         """Return the aggregate after a record; None: there is none."""

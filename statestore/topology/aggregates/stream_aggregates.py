@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from statestore import serdes
 from statestore.model import big_endian
-from statestore.model.batch import Batch, Column, any_none
+from statestore.model.batch import Batch, Column, MadeColumn, any_none
 from statestore.model.byte_columns import MaybePacked, PackedRows, unpacked
 from statestore.model.records import Serde
 from statestore.stores.specs import KeyValueSpec
 from statestore.stores.staged_table import StagedTable
-from statestore.topology.aggregates.folds import Aggregation, Tell, Updates
+from statestore.topology.aggregates.folds import Aggregation, Tell, Updates, Values
 from statestore.topology.aggregates.row_ranks import ranked_rows, ranked_windows
 from statestore.topology.failures import decoded, each, encoded, failed_at, processing
 from statestore.topology.nodes import Build, NodeContext, Push, in_order
@@ -289,7 +289,8 @@ def _folding(how: Aggregation[Any], keying: Keying, context: NodeContext, tell: 
 
     def push(batch: Batch) -> None:
         placed = keying.place(batch)
-        decoded(how.node, batch, "value")  # Each value once, however many rows it counts in.
+        if not isinstance(batch.values, MadeColumn):
+            decoded(how.node, batch, "value")  # Each value once, however many rows it counts in.
         batch = placed.over(batch)
         found, values = _with_values(context, how.node, batch, keying, placed)
         if not found.rows:
@@ -308,7 +309,7 @@ class _Folding:
     keying: Keying
 
     def run(
-        self, table: StagedTable, batch: Batch, found: _Distinct, records: list[Any]
+        self, table: StagedTable, batch: Batch, found: _Distinct, records: Values
     ) -> tuple[list[bytes | None], list[int], Updates]:
         """Return the new rows, their times and the updates; NodeFailed names a failing record.
 
@@ -323,17 +324,18 @@ class _Folding:
         if self.how.every_update:
             stamps = _Stamps(table, found.rows, batch.timestamps)
             noted = _Noted(self.how, stamps, batch, found, stored)
-            self._step_all(batch, found, records, names, values, noted)
+            self._step_all(batch, found, records.objects, names, values, noted)
             return noted.running, noted.times, noted.updates
         begun: list[int] = []
         made = self._many(found, records, values)
         if made is None:
-            made, begun = values, self._step_all(batch, found, records, names, values, None)
+            made, objects = values, records.objects
+            begun = self._step_all(batch, found, objects, names, values, None)
         times = _times_of(table, batch, found, stored, begun)
         after = self._encoded(made)
         return after, times, _last_of(found, times, after, stored)
 
-    def _many(self, found: _Distinct, records: list[Any], values: list[Any]) -> list[Any] | None:
+    def _many(self, found: _Distinct, records: Values, values: list[Any]) -> list[Any] | None:
         """Return the values of the rows, all records folded into them at once.
 
         None: the fold cannot, or a step is to tell what failed.
@@ -343,7 +345,7 @@ class _Folding:
             return None
         try:
             # A copy, as it may change what it is given before it fails.
-            return many(found.numbers.tolist(), records, values.copy())
+            return many(found.numbers, records, values.copy())
         except Exception:  # noqa: BLE001  # whatever a value of a user's raises
             return None
 
@@ -460,12 +462,13 @@ class _Noted:
 
 def _with_values(
     context: NodeContext, node: str, batch: Batch, keying: Keying, placed: Placed
-) -> tuple[_Distinct, list[Any]]:
+) -> tuple[_Distinct, Values]:
     """Return the rows that records count in, and the values of these records; drop the others.
 
     A value must not be null, if the keying says so.
     """
-    values, rows = decoded(node, batch, "value"), placed.rows
+    column, rows = batch.values, placed.rows
+    values = () if isinstance(column, MadeColumn) else decoded(node, batch, "value")
     valueless: list[int] = []
     if keying.drops_nulls and any_none(values):
         rows = placed.objects().copy()
@@ -474,11 +477,11 @@ def _with_values(
             rows[i] = None
     found = _distinct(rows, batch.timestamps)
     if not found.none:
-        return found, values
+        return found, Values(column)
     # A record that has a key but no row was dropped, and counted, by the Keying.
     nulls = sorted({*valueless, *keying.without_key(node, batch)})
     _drop(context, node, batch, nulls, "null_key_or_value" if keying.drops_nulls else "null_key")
-    return found, list(map(values.__getitem__, found.places.tolist()))
+    return found, Values(column, found.places.tolist())
 
 
 def _drop(context: NodeContext, node: str, batch: Batch, indices: list[int], reason: str) -> None:
