@@ -161,12 +161,15 @@ def _computed(
     made: Mapping[str, pl.Expr], columns: Mapping[str, pa.Array], count: int
 ) -> dict[str, pl.Series]:
     """Return the results of so many rows; a literal is repeated."""
+    if count == 1:
+        # Polars divides one row by a literal, but multiplies more rows by its reciprocal.
+        columns = {name: pa.concat_arrays([one, one]) for name, one in columns.items()}
     frame = pl.DataFrame({name: _series(one) for name, one in columns.items()})
     if not columns:
         frame = pl.DataFrame({"": pl.repeat(0, count, eager=True)})
     # By numbers, since a result may have the name of a column, which others still read.
     numbered = {f"={place}": one for place, one in enumerate(made.values())}
-    found = frame.with_columns(**numbered)
+    found = frame.with_columns(**numbered).head(count)
     return {name: found[number] for name, number in zip(made, numbered, strict=True)}
 
 

@@ -311,3 +311,49 @@ def test_expressions_do_what_functions_do(
     # Counts are told once a commit.
     assert found[1][0] == found[2][0]
     assert found[1][2:] == found[2][2:]
+
+
+class Numbers(msgspec.Struct):
+    x: float
+    y: float
+    i: int
+
+
+X, Y, N = pl.col("x"), pl.col("y"), pl.col("i")
+OF_NUMBERS = {
+    "by a literal": X / 49,
+    "floored": X // 49,
+    "rest": X % 49,
+    "of integers": N / 3,
+    "integers by a float": N // 0.7,
+    "of a literal": 1 / X,
+    "nothing added": X + 0,
+    "by a column": X / Y,
+    "in a choice": pl.when(X > Y).then(X / 7).otherwise(Y / 11),
+    "in a sum": X / 3 + Y / 7,
+    "power": X**2 + X.sqrt() + X.log(3),
+}
+ALL_SORTS = st.floats(-1e18, 1e18) | st.sampled_from([49.0, -0.0, 0.0, 7.0, 1e16])
+NUMBERS = st.builds(Numbers, ALL_SORTS, ALL_SORTS, st.integers(-(2**53), 2**53))
+
+
+@settings(max_examples=20, deadline=None)
+@given(values=st.lists(NUMBERS, min_size=2, max_size=12), cut=st.integers(1, 11))
+def test_numbers_are_the_same_to_the_last_bit_wherever_batches_end(
+    values: list[Numbers], cut: int
+) -> None:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    rows = builder.stream("in", value_serde=serdes.json(Numbers))
+    finite = {name: pl.when(one.is_finite()).then(one) for name, one in OF_NUMBERS.items()}
+    rows.map_values(finite).to("out")
+    rows.filter(X % 49 > Y % 7).to("kept")
+    found = []
+    for ends in ([len(values)], [cut, len(values)], range(1, len(values) + 1)):
+        with TopologyTestDriver(builder.build()) as driver:
+            start = 0
+            for end in ends:
+                driver.pipe_all("in", [("k", value, 0) for value in values[start:end]])
+                start = end
+            told = [[repr(one.value) for one in driver.read(topic)] for topic in ("out", "kept")]
+            found.append(told)
+    assert found[0] == found[1] == found[2]
