@@ -39,6 +39,8 @@ class Reader:
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": 50,
+                # What a broker that has just begun denies is asked for again, not in five minutes.
+                "topic.metadata.refresh.interval.ms": 1_000,
                 "log_level": 0,
             }
         )

@@ -230,7 +230,10 @@ class HistoryRig:
                 reader.start({**dict.fromkeys(ends, 0), **starts})
                 found.append(reader.read_to(wanted))
         seen, everything = found
-        live = self._live.read_to({tp: ends[tp] for tp in self._tps(self._out)})
+        try:
+            live = self._live.read_to({tp: ends[tp] for tp in self._tps(self._out)})
+        except AssertionError as error:
+            return [Finding("reader stuck", str(error))]
         evidence = self._evidence(live, seen, everything, logs, settled)
         self.lived.transactions = len(
             {mark.of for marks in evidence.commits.values() for mark in marks}
