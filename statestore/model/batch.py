@@ -168,10 +168,12 @@ class MadeColumn(Column):
         self._read, self._form = read, form
         self.keep_arrow(column)
 
-    @property
-    def array(self) -> Any:
-        """The array that the values were made as."""
-        return self._arrow
+    def unread(self, serde: "Serde[Any]") -> Any:
+        """The array of values of this serde; None once there are objects, or of another serde.
+
+        A user's function may have changed the objects.
+        """
+        return self._arrow if self._objects is None and serde is self._serde else None
 
     @property
     def objects(self) -> list[Any]:

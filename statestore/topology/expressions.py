@@ -161,15 +161,26 @@ def _computed(
     made: Mapping[str, pl.Expr], columns: Mapping[str, pa.Array], count: int
 ) -> dict[str, pl.Series]:
     """Return the results of so many rows; a literal is repeated."""
-    if count == 1:
-        # Polars divides one row by a literal, but multiplies more rows by its reciprocal.
-        columns = {name: pa.concat_arrays([one, one]) for name, one in columns.items()}
+    if count != 1:
+        return _evaluated(made, columns, count)
+    # Polars divides one row by a literal, but multiplies more rows by its reciprocal.
+    twice = {name: pa.concat_arrays([one, one]) for name, one in columns.items()}
+    try:
+        return {name: found.head(1) for name, found in _evaluated(made, twice, 2).items()}
+    except Exception:
+        _evaluated(made, columns, 1)  # It says the same of one value.
+        raise
+
+
+def _evaluated(
+    made: Mapping[str, pl.Expr], columns: Mapping[str, pa.Array], count: int
+) -> dict[str, pl.Series]:
     frame = pl.DataFrame({name: _series(one) for name, one in columns.items()})
     if not columns:
         frame = pl.DataFrame({"": pl.repeat(0, count, eager=True)})
     # By numbers, since a result may have the name of a column, which others still read.
     numbered = {f"={place}": one for place, one in enumerate(made.values())}
-    found = frame.with_columns(**numbered).head(count)
+    found = frame.with_columns(**numbered)
     return {name: found[number] for name, number in zip(made, numbered, strict=True)}
 
 

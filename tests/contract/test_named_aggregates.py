@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -435,3 +436,63 @@ def test_streams_of_a_cogroup_that_do_not_fit_are_refused(refunds: Any, told: st
         grouped.cogroup(OF_ORDERS).aggregate("sums")
     with pytest.raises(Misuse, match="a function is missing"):
         grouped.cogroup(lambda _key, _value, total: total).aggregate()
+
+
+class Amount(msgspec.Struct):
+    amount: int
+    fee: int = 0
+
+
+AMOUNT = serdes.json(Amount)
+
+
+@pytest.mark.parametrize("size", [1, 20, 32, 40])
+def test_what_a_function_does_to_expressed_values_counts_wherever_batches_end(size: int) -> None:
+    def twice(_key: str, value: Any) -> None:
+        value.amount *= 2
+
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    made = builder.stream("in", value_serde=AMOUNT).map_values({"amount": pl.col("amount")})
+    several = {"sum": ss.agg.sum("amount"), "most": ss.agg.max("amount"), "n": ss.agg.count()}
+    made.peek(twice).group_by_key().aggregate(several, materialized="sums").to_stream().to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        for _ in range(40 // size):
+            driver.pipe_all("in", [("k", Amount(1), 0)] * size)
+        rest = 40 % size
+        driver.pipe_all("in", [("k", Amount(1), 0)] * rest)
+        assert latest(driver)["k"] == {"sum": 80, "most": 2, "n": 40}
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_values_of_a_merged_stream_that_lack_the_field_fail(count: int) -> None:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    one = builder.stream("one", value_serde=AMOUNT)
+    other = builder.stream("other", value_serde=AMOUNT).map_values(
+        {"x": pl.col("amount"), "fee": pl.col("fee")}
+    )
+    grouped = one.merge(other).group_by_key()
+    grouped.aggregate({"sum": ss.agg.sum("amount")}, materialized="sums").to_stream().to("out")
+    with (
+        TopologyTestDriver(builder.build()) as driver,
+        pytest.raises(RecordFailed, match="has no attribute 'amount'"),
+    ):
+        driver.pipe_all("other", [("k", Amount(1, 100), 0)] * count)
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_a_record_of_several_windows_has_one_value(is_seen: bool) -> None:
+    def add(_key: str, value: Any, total: int) -> int:
+        value.amount += 1
+        return total + int(value.amount)
+
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    made = builder.stream("in", value_serde=AMOUNT).map_values({"amount": pl.col("amount")})
+    if is_seen:
+        made = made.peek(lambda _key, _value: None)
+    windows = made.group_by_key().windowed_by(ss.HoppingWindows(10, 5))
+    windows.aggregate(int, add, ss.Materialized("sums", value_serde=serdes.INT64)).to_stream().to(
+        "out"
+    )
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.pipe("in", "k", Amount(0), 7)
+        assert [one.value for one in driver.read("out")] == [1, 2]

@@ -152,6 +152,16 @@ def test_only_the_record_that_cannot_be_computed_fails() -> None:
             driver.pipe_all("orders", rows)
 
 
+def test_the_error_of_a_record_tells_of_its_value_alone() -> None:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    orders(builder).map_values(NOTE.cast(pl.Int64)).to("out")
+    with (
+        TopologyTestDriver(builder.build()) as driver,
+        pytest.raises(RecordFailed, match=r'for 1 out of 1 values: \["x"\]'),
+    ):
+        driver.pipe_all("orders", [("k", Order("a", 1, note), 0) for note in ("1", "x")])
+
+
 def test_integers_of_more_than_64_bits_fail_where_a_column_is_made_of_them() -> None:
     builder = ss.StreamsBuilder(key_serde=serdes.STRING)
     orders(builder).filter(pl.col("customer") == "a").to("all")

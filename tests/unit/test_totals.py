@@ -28,6 +28,10 @@ class Order(msgspec.Struct):
     note: str | None = None
 
 
+class Other(msgspec.Struct):
+    amount: int
+
+
 ORDER = serdes.json(Order)
 
 
@@ -107,19 +111,31 @@ def test_numbers_are_those_of_the_objects(column: Column, places: list[int] | No
     assert values.objects == some
     for name, kind in (("amount", int), ("price", float)):
         take = operator.attrgetter(name)
-        found = values.numbers(name, take, kind)
+        found = values.numbers(ORDER, name, take, kind)
         if some:
             assert found is not None
             assert found.dtype == (np.int64 if kind is int else np.float64)
             assert found.tolist() == list(map(take, some))
-        assert values.numbers("note", operator.attrgetter("note"), kind) is None
+        assert values.numbers(ORDER, "note", operator.attrgetter("note"), kind) is None
 
 
 def test_numbers_of_rows_that_were_picked_are_theirs() -> None:
     column = made(ORDERS).picked(lambda rows: rows[1:])
-    found = Values(column).numbers("amount", operator.attrgetter("amount"), int)
+    found = Values(column).numbers(ORDER, "amount", operator.attrgetter("amount"), int)
     assert found is not None
     assert found.tolist() == [2, 3]
+
+
+def test_numbers_are_those_of_objects_that_somebody_had_or_of_another_serde() -> None:
+    column, take = made(ORDERS), operator.attrgetter("amount")
+    assert column.unread(ORDER) is not None
+    assert column.unread(serdes.json(Other)) is None
+    for one in column.objects:
+        one.amount += 10
+    assert column.unread(ORDER) is None
+    found = Values(column).numbers(ORDER, "amount", take, int)
+    assert found is not None
+    assert found.tolist() == [11, 12, 13]
 
 
 @pytest.mark.parametrize(
@@ -128,8 +144,8 @@ def test_numbers_of_rows_that_were_picked_are_theirs() -> None:
 def test_what_is_no_column_of_integers_is_none(amounts: list[Any]) -> None:
     objects = [Order(one, 0.0) for one in amounts]
     take = operator.attrgetter("amount")
-    assert Values(Column(objects=objects)).numbers("amount", take, int) is None
-    assert Values(Column(objects=[*ORDERS, None])).numbers("amount", take, int) is None
+    assert Values(Column(objects=objects)).numbers(ORDER, "amount", take, int) is None
+    assert Values(Column(objects=[*ORDERS, None])).numbers(ORDER, "amount", take, int) is None
 
 
 def test_a_column_with_nulls_or_of_another_type_is_none() -> None:
@@ -137,8 +153,8 @@ def test_a_column_with_nulls_or_of_another_type_is_none() -> None:
     assert form is not None
     for column in (pa.array([1, None]), pa.array([1], pa.int32()), pa.array([1.0])):
         whole = MadeColumn(column, list, serdes.INT64, form)
-        assert Values(whole).numbers(None, lambda value: value, int) is None
+        assert Values(whole).numbers(serdes.INT64, None, lambda value: value, int) is None
     whole = MadeColumn(pa.array([1, 2]), list, serdes.INT64, form)
-    found = Values(whole).numbers(None, lambda value: value, int)
+    found = Values(whole).numbers(serdes.INT64, None, lambda value: value, int)
     assert found is not None
     assert found.tolist() == [1, 2]

@@ -101,11 +101,15 @@ class _Rule(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """An aggregate of a stream: what it is called, what it does, and what takes its values."""
+    """An aggregate of a stream: what it is called, what it does, and what takes its values.
+
+    `source` is the serde of the stream, which calls what is taken `field`.
+    """
 
     name: str
     rule: _Rule
     take: Callable[[Any], Any] | None
+    source: Serde[Any]
     field: str | None = None
 
     def adding(self) -> Callable[[Any, Any], Any]:
@@ -150,7 +154,7 @@ class _Part(NamedTuple):
         if rule.totals is None or len(rows) < _FEW:
             return None
         if self.take is not None:
-            amounts = values.numbers(self.field, self.take, rule.state)
+            amounts = values.numbers(self.source, self.field, self.take, rule.state)
             if amounts is None:
                 return None
         return rule.totals(rows, amounts, states)
@@ -394,7 +398,7 @@ def _part(where: str, source: Serde[Any], name: str, asked: Any) -> _Part:
             "one of its siblings"
         )
     if asked.kind == "count" and asked.field is None:
-        return _Part(name, _RULES["count"](int), None)
+        return _Part(name, _RULES["count"](int), None, source)
     fields = fields_of(source)
     if fields is None:
         raise Misuse(
@@ -408,7 +412,7 @@ def _part(where: str, source: Serde[Any], name: str, asked: Any) -> _Part:
             f"{where}: {asked}: there is no field {asked.field!r} in {source.name}, which has "
             f"{there or 'none'}"
         )
-    return _Part(name, _rule(where, asked, found, source), found.take, asked.field)
+    return _Part(name, _rule(where, asked, found, source), found.take, source, asked.field)
 
 
 def _rule(where: str, asked: Aggregate[Any], found: Field, source: Serde[Any]) -> _Rule:

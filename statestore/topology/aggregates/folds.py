@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statestore.model.batch import Batch, Column, MadeColumn, any_none
+from statestore.model.records import Serde
 from statestore.stores.kinds.registry import kind_of
 from statestore.stores.specs import StoreSpec
 from statestore.topology.failures import mismatch
@@ -51,14 +52,17 @@ class Values:
         return every if places is None else list(map(every.__getitem__, places))
 
     def numbers(
-        self, field: str | None, take: Callable[[Any], Any], kind: type
+        self, serde: Serde[Any], field: str | None, take: Callable[[Any], Any], kind: type
     ) -> NDArray[Any] | None:
         """Return a field of each value as integers of 64 bits or, of the `kind` float, as floats.
 
-        None if some are null, of another type, or too large. `take` takes the field from a value.
+        None if some are null, of another type, or too large. `field` is what `serde` calls it, and
+        `take` takes it from a value.
         """
         if isinstance(self._column, MadeColumn) and self._places is None:
-            return _numbers_in(self._column.array, field, kind)
+            array = self._column.unread(serde)
+            if array is not None:
+                return _numbers_in(array, field, kind)
         values = self.objects
         if any_none(values):
             return None

@@ -289,7 +289,8 @@ def _folding(how: Aggregation[Any], keying: Keying, context: NodeContext, tell: 
 
     def push(batch: Batch) -> None:
         placed = keying.place(batch)
-        if not isinstance(batch.values, MadeColumn):
+        shared = placed.places is not None and not how.fold.stable
+        if shared or not isinstance(batch.values, MadeColumn):
             decoded(how.node, batch, "value")  # Each value once, however many rows it counts in.
         batch = placed.over(batch)
         found, values = _with_values(context, how.node, batch, keying, placed)
