@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
@@ -62,16 +63,22 @@ class Moment:
 class Fault:
     """What to do with one request or its answer.
 
-    `until`: when a late one arrives; None: not before `release`. `delay_s`: of DELAY.
+    `until`: when a late one arrives; None: not before `release`. DELAY takes `delay_s`, or lasts
+    until the monotonic clock shows `end_s`, however many are held up meanwhile.
     """
 
     action: Action
     of: Of = Of.REQUEST
     until: Moment | None = None
     delay_s: float = 0.0
+    end_s: float | None = None
 
     def __post_init__(self) -> None:
         assert self.of is Of.REQUEST or self.action not in _OF_REQUESTS_ONLY, "answers are not late"
+
+    def left_s(self) -> float:
+        """How long DELAY holds it up from now on."""
+        return self.delay_s if self.end_s is None else max(0.0, self.end_s - monotonic())
 
 
 Plan = Callable[[Request], Fault | None]
@@ -192,7 +199,7 @@ class FaultProxy:
                 fault = self._judged(request)
                 if fault is not None and fault.of is Of.REQUEST:
                     if fault.action is Action.DELAY:
-                        await asyncio.sleep(fault.delay_s)
+                        await asyncio.sleep(fault.left_s())
                     elif fault.action in _OF_REQUESTS_ONLY:
                         self._held[request.client_id].append(_Held(request, fault.until))
                     if fault.action in {Action.CUT, Action.LATE}:
@@ -212,7 +219,7 @@ class FaultProxy:
                         return
                     if fault.action is Action.SWALLOW:
                         continue
-                    await asyncio.sleep(fault.delay_s)
+                    await asyncio.sleep(fault.left_s())
                 connection.client.write(_framed(frame))
 
     def _judged(self, request: Request) -> Fault | None:

@@ -64,7 +64,14 @@ def hangs(_seed: int, _deadline: Deadline) -> SectionResult:
     raise AssertionError("not reached")
 
 
-HOLDS, BREAKS, NOTHING, LITTLE, RAISES, DIES, HANGS = (
+def leaves(_seed: int, _deadline: Deadline) -> SectionResult:
+    child = subprocess.Popen(["tail", "-f", "/dev/null"])
+    print(f"child {child.pid}", flush=True)  # noqa: T201 - the log is what the test reads
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("not reached")
+
+
+HOLDS, BREAKS, NOTHING, LITTLE, RAISES, DIES, HANGS, LEAVES = (
     Section(run.__name__, f"Whether it {run.__name__}.", share, run)
     for run, share in (
         (holds, 1.0),
@@ -74,5 +81,6 @@ HOLDS, BREAKS, NOTHING, LITTLE, RAISES, DIES, HANGS = (
         (raises, 1.0),
         (dies, 1.0),
         (hangs, 1.0),
+        (leaves, 1.0),
     )
 )

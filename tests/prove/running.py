@@ -10,10 +10,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, suppress
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -96,11 +98,12 @@ class _Running:
         self._deadline = deadline
         self._out, self._log = folder / f"{section.name}.result", folder / f"{section.name}.log"
         self._out.unlink(missing_ok=True)
-        self._is_over = False
-        self._began_s = time.monotonic()
+        self._began_s = self._ended_s = time.monotonic()
         given = section, seed, deadline.seconds, deadline.whole_s, self._out, self._log
         self._process = multiprocessing.get_context("spawn").Process(target=_alone, args=given)
         self._process.start()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
 
     def ended(self, grace_s: float) -> Tried:
         """What it handed back, or how it ended; past its time and grace it is ended."""
@@ -115,14 +118,21 @@ class _Running:
             if hung:
                 how = f"it hung: {grace_s:g} s after its time it was ended"
             failure = f"{how}; the end of {self._log}:\n{_tail(self._log)}"
-        budget_s, took_s = self._deadline.seconds, time.monotonic() - self._began_s
+        budget_s, took_s = self._deadline.seconds, self._ended_s - self._began_s
         return Tried(section.name, section.tries, self._seed, budget_s, took_s, result, failure)
 
     def end(self) -> None:
-        """End its process and whatever it left behind, once: its number may be another's then."""
-        if not self._is_over:
-            self._is_over = True
+        """End its process and whatever it left behind."""
+        # Something that it has started may keep the watcher waiting.
+        if self._process.is_alive() or self._watcher.is_alive():
             _end(self._process)
+        self._watcher.join(_END_S)
+
+    def _watch(self) -> None:
+        """Note when it ends, and end what it left behind, while its number is nobody else's."""
+        wait([self._process.sentinel])
+        self._ended_s = time.monotonic()
+        _end_group(self._process)
 
 
 def _alone(
@@ -147,13 +157,17 @@ def _alone(
 
 def _end(process: BaseProcess) -> None:
     """End a section's process and whatever it left behind."""
+    _end_group(process)
+    if process.is_alive():
+        process.kill()
+    process.join(_END_S)
+
+
+def _end_group(process: BaseProcess) -> None:
     assert process.pid is not None
     # Its group has its number, once it has begun.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    if process.is_alive():
-        process.kill()
-    process.join(_END_S)
 
 
 def _death(process: BaseProcess) -> str:

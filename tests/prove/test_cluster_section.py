@@ -97,9 +97,6 @@ def test_a_defect_in_the_product_is_a_finding_with_its_rule_and_the_command(
     assert finding.repeat == "make prove SECTIONS=cluster SEED=4"
 
 
-def test_in_the_night_each_event_meets_each_kind_of_operator() -> None:
-    tally = Tally()
-    tally.met[Event.ROLLING_RESTART, "join"] = 1
-    short = cluster._coverage(tally, 1).short_of()
-    assert "rolling restart x join: 1 of 1" not in short
-    assert "rolling restart x table: 0 of 1" in short
+def test_in_the_night_there_are_fifty_rounds() -> None:
+    assert cluster._promised(Deadline(4400, 8 * 3600))["rounds"] == 50
+    assert "rounds" not in cluster._promised(Deadline(300, 1800))

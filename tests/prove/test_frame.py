@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -18,7 +19,16 @@ from statestore.errors import Misuse
 from tests.builders import eventually
 from tests.prove import running
 from tests.prove.__main__ import main
-from tests.prove.little_sections import BREAKS, DIES, HANGS, HOLDS, LITTLE, NOTHING, RAISES
+from tests.prove.little_sections import (
+    BREAKS,
+    DIES,
+    HANGS,
+    HOLDS,
+    LEAVES,
+    LITTLE,
+    NOTHING,
+    RAISES,
+)
 from tests.prove.registry import SECTIONS
 from tests.prove.report import Report, html_of, json_of, table_of, written
 from tests.prove.running import chosen, tried
@@ -212,6 +222,13 @@ def test_a_section_without_a_share_has_all_of_the_time_beside_the_others(tmp_pat
     assert not is_gone(log)
     done.close()
     eventually(lambda: is_gone(log), "nobody waits for it, so it has ended")
+
+
+def test_what_a_dead_section_left_ends_with_it_while_others_go_on(tmp_path: Path) -> None:
+    leaves, log = dataclasses.replace(LEAVES, share=None), tmp_path / "leaves.log"
+    with closing(tried((leaves, NOTHING, HANGS), seed=1, seconds=400.0, folder=tmp_path)) as done:
+        assert next(done).name == "tries_nothing"
+        eventually(lambda: has_begun(log) and is_gone(log), "its child has ended")
 
 
 def test_what_has_all_of_the_time_is_told_last(tmp_path: Path) -> None:

@@ -30,10 +30,11 @@ def test_each_fault_holds(
     Chain(kafka, tmp_path / volumes._NAME, library, kind, 5, tally).next_round()
     assert tally.findings == []
     assert tally.audits == 1
-    # That a run has too few files depends on how many it opens.
+    # Which call fails is drawn, and a run may not come to it.
     met = {name for name, _ in tally.faults}
-    assert met >= {"no flock"}
-    assert met <= {fault.name for fault in FAULTS}
+    assert "no flock" in met
+    assert met & {"slow", "clock set ahead", "clock set back"}
+    assert met & {fault.name for fault in FAULTS if fault.passes}
     assert tally.ends["ended well"] > 1
 
 

@@ -106,8 +106,7 @@ class ThreeBrokers:
         end_s = monotonic() + for_s
 
         def plan(_request: Request) -> Fault | None:
-            left_s = end_s - monotonic()
-            return Fault(Action.DELAY, of, delay_s=left_s) if left_s > 0 else None
+            return Fault(Action.DELAY, of, end_s=end_s) if monotonic() < end_s else None
 
         self.proxies[broker].follow(client_id, plan)
         try:

@@ -16,7 +16,7 @@ from random import Random
 from threading import Lock
 from typing import NamedTuple
 
-from statestore.errors import HostFailure, Unavailable
+from statestore.errors import HostFailure, InvalidSetting, Unavailable
 from statestore.model.modes import KafkaClient
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import STATESTORE
@@ -40,7 +40,8 @@ class Fault(NamedTuple):
 
     `how`: the variables of `faulty_volume.c`. `settings`: those that such a run needs. `passes`: it
     may last for some calls only. `files`: how many files it may have open, one of these is drawn.
-    `codes`: the exit codes with which it may end, beside 0.
+    `codes`: the exit codes with which it may end, beside 0. `refused`: that of a run without those
+    settings.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Fault(NamedTuple):
     passes: bool = False
     files: Sequence[int] = ()
     codes: Sequence[int] = ()
+    refused: int | None = None
 
 
 def _failing(name: str, number: int) -> Fault:
@@ -64,7 +66,12 @@ FAULTS = (
     Fault("slow", {"slow_us": 5_000}),
     Fault("clock set ahead", {"step_s": _DAY_S}),
     Fault("clock set back", {"step_s": -40 * 365 * _DAY_S}),
-    Fault("no flock", {"flock": errno.ENOLCK}, {"statestore.volume.locks": "false"}),
+    Fault(
+        "no flock",
+        {"flock": errno.ENOLCK},
+        {"statestore.volume.locks": "false"},
+        refused=InvalidSetting.exit_code,
+    ),
     Fault(
         "too few open files",
         # A connection that cannot be opened is tried again for so long, several times.
@@ -219,17 +226,18 @@ class Volume:
             self._run({}, {}, [], [])
             self.rig.produce(_RECORDS)
         how, through = dict(fault.how), list[str]()
-        after = rng.randrange(1, max(self.calls, 2))
-        if "flock" not in how:
-            how["after"] = after
+        if fault.refused is not None:
+            refused, _ = self._run(how, {}, [fault.refused], [])
+            self._run(how, fault.settings, fault.codes, [])
+            return refused == fault.refused
+        after = how["after"] = rng.randrange(1, max(self.calls, 2))
         if fault.passes:
             # For good, as on a volume that is full; or for some calls only.
             how["for"] = rng.choice((0, 0, 1, 20))
         if fault.files:
             through = ["prlimit", f"--nofile={rng.choice(fault.files)}"]
         code, calls = self._run(how, fault.settings, fault.codes, through)
-        is_met = "flock" in how or calls >= after
-        return bool(code) or (is_met and not fault.files)
+        return bool(code) or (calls >= after and not fault.files)
 
     def _run(
         self,
@@ -239,7 +247,7 @@ class Volume:
         through: Sequence[str],
     ) -> tuple[int, int]:
         """Run to the end or to a fault; return the exit code and how often it wrote there."""
-        told = self.rig.state_dir.parent / f"{self.rig.application_id}.calls"
+        told = self.rig.state_dir.parent / f"calls-{self.rig.application_id}"
         told.parent.mkdir(parents=True, exist_ok=True)
         told.unlink(missing_ok=True)
         over = faulty_volume.over(self.library, self.rig.state_dir, count=told, **how)
