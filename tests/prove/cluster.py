@@ -38,6 +38,7 @@ from tests.prove.section import (
     Planted,
     Section,
     SectionResult,
+    planted_while,
     repeating,
 )
 from tests.prove.three_brokers import BROKERS, ThreeBrokers, three_brokers
@@ -119,13 +120,13 @@ class Tally:
 
 def run(seed: int, deadline: Deadline) -> SectionResult:
     """Plant each defect, then one round after another until the time is over."""
-    tally, planted = Tally(), list[Planted]()
+    tally = Tally()
     with _brokers() as where:
-        planting = deadline.part(_PLANTED_SHARE)
-        planted.append(_without_transactions(where, seed))
-        for defect in _defects():
-            if not planting.over:
-                planted.append(planted_in(where.brokers.kafka, where.folder, seed, defect))
+        kafka, folder = where.brokers.kafka, where.folder
+        others = (partial(planted_in, kafka, folder, seed, defect) for defect in _defects())
+        planted = planted_while(
+            deadline.part(_PLANTED_SHARE), (partial(_without_transactions, where, seed), *others)
+        )
         rounds = _Rounds(where, seed, _NIGHT_RECORDS if deadline.is_night else _RECORDS, tally)
         for _ in deadline.rounds():
             rounds.next()

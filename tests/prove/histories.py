@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Lock
@@ -36,6 +37,7 @@ from tests.prove.section import (
     Section,
     SectionResult,
     harm_of,
+    planted_while,
     repeating,
 )
 from tests.shared_kafka import CONFIG
@@ -143,12 +145,12 @@ class Where(NamedTuple):
 
 def run(seed: int, deadline: Deadline) -> SectionResult:
     """Plant each defect, then live through histories until the time is over."""
-    tally, planted = Tally(), list[Planted]()
+    tally = Tally()
     with _broker() as where:
-        planting = deadline.part(_PLANTED_SHARE)
-        for defect in DEFECTS:
-            if not planted or not planting.over:
-                planted.append(_planted(where, seed, defect))
+        planted = planted_while(
+            deadline.part(_PLANTED_SHARE),
+            (partial(_planted, where, seed, defect) for defect in DEFECTS),
+        )
         for number in deadline.rounds():
             first = seed + number * _AT_ONCE
             _round(where, range(first, first + _AT_ONCE), tally)

@@ -4,36 +4,30 @@ Each kind has an application that goes on through all of its kills; from time to
 its end, and what it has put out by then is compared with what plain code says.
 """
 
-import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import NamedTuple
 
 from statestore.faults import CrashPoint
 from statestore.model.modes import KafkaClient
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import ELSEWHERE
-from tests.prove.kind_rig import SETTINGS, Found, KindRig, Refused, broker_of, rig_on
+from tests.prove.chains import Chain, Tally, Turns, take_turns
+from tests.prove.kind_rig import SETTINGS, KindRig, Refused, broker_of, rig_on
 from tests.prove.kinds import KINDS
 from tests.prove.section import (
     Coverage,
     Deadline,
-    Finding,
-    Harm,
     Planted,
     Section,
     SectionResult,
-    repeating,
+    planted_while,
 )
 
 POINTS = tuple(point for point in CrashPoint if point not in ELSEWHERE)
 _STATELESS = "stateless"
-_AT_ONCE = 2
+_MISSED = "runs that ended before the point they were to die at"
 _RECORDS = 240
 _FIRST_RECORDS = 600
 _KILLS_A_ROUND = 6
@@ -70,36 +64,18 @@ DEFECTS = (
 )
 
 
-@dataclass
-class Tally:
-    """What the chains have met so far; several threads add to it."""
-
-    kills: Counter[tuple[CrashPoint, str]] = field(default_factory=Counter)
-    findings: list[Finding] = field(default_factory=list)
-    missed: int = 0
-    audits: int = 0
-    records: int = 0
-    lock: Lock = field(default_factory=Lock)
-
-
 def run(seed: int, deadline: Deadline) -> SectionResult:
     """Plant each defect, then kill until the time is over."""
     tally = Tally()
-    planted: list[Planted] = []
     with broker_of("kills") as (kafka, folder):
-        planting = deadline.part(_PLANTED_SHARE)
-        for defect in DEFECTS:
-            if not planted or not planting.over:
-                planted.append(planted_in(kafka, folder, seed, defect))
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            chains = [_Chain(kafka, folder, kind, seed, tally) for kind in KINDS]
-            for number in deadline.rounds():
-                # Kinds take turns, so that each has as many kills as the others.
-                turn = chains[number * _AT_ONCE % len(chains) :][:_AT_ONCE]
-                list(pool.map(_Chain.next_round, turn))
+        planted = planted_while(
+            deadline.part(_PLANTED_SHARE),
+            (partial(planted_in, kafka, folder, seed, defect) for defect in DEFECTS),
+        )
+        take_turns([Kills(kafka, folder, kind, seed, tally) for kind in KINDS], deadline)
     return SectionResult(
         tried={
-            "kills": tally.kills.total(),
+            "kills": tally.met.total(),
             "audits": tally.audits,
             "records": tally.records,
             "planted defects": len(planted),
@@ -111,73 +87,39 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
         findings=tuple(tally.findings),
         planted=tuple(planted),
         coverage=(_coverage(tally, _EACH if deadline.is_night else 0),),
-        figures={"runs that ended before the point they were to die at": str(tally.missed)},
+        figures={_MISSED: str(tally.ends[_MISSED])},
         notes=(_NOTE,),
     )
 
 
-class _Chain:
-    """The kills of one kind of operator, one after another, in an order of the seed."""
+class Kills(Chain):
+    """The kills of one kind of operator, one after another."""
+
+    section, refusal = "kills", "run failed"
 
     def __init__(self, kafka: LocalKafka, folder: Path, kind: str, seed: int, tally: Tally) -> None:
-        self._rng = random.Random(f"{seed} {kind}")
-        client = self._rng.choice(list(KafkaClient))
-        settings: Mapping[str, object] = {**SETTINGS, "kafka.client": str(client)}
-        self._make = partial(rig_on, kafka, folder, kind, f"kills-{seed}-{kind}", settings=settings)
-        self._seed = seed
-        self._tally = tally
-        self._points: list[CrashPoint] = []
-        self._is_broken = False
+        super().__init__(kind, seed, tally)
+        self._where = kafka, folder
+        client = self.rng.choice(list(KafkaClient))
+        self._settings: Mapping[str, object] = {**SETTINGS, "kafka.client": str(client)}
+        self._points = Turns(self.rng, [it for it in POINTS if is_visited(it, kind)])
 
-    @cached_property
-    def _rig(self) -> KindRig:
-        return self._make()
+    def made(self) -> KindRig:
+        name = f"kills-{self.seed}-{self.kind}"
+        return rig_on(*self._where, self.kind, name, settings=self._settings)
 
-    def next_round(self) -> None:
-        """Some kills, a run to the end, and an audit."""
-        if self._is_broken:
-            return
-        rig, kills, missed = self._rig, Counter[tuple[CrashPoint, str]](), 0
-        before = rig.produced
-        if not before:
-            rig.produce(_FIRST_RECORDS)
-        found: list[Found]
-        try:
-            for point in self._drawn():
-                rig.produce(_RECORDS)
-                if rig.killed_at(f"{point}:{self._visit(point)}"):
-                    kills[point, rig.kind] += 1
-                else:
-                    missed += 1
-            rig.ended()
-            found = rig.anomalies()
-        except Refused as error:
-            found = [("run failed", str(error), Harm.ANOMALY)]
-        self._is_broken = bool(found)
-        repeat = repeating("kills", self._seed)
-        findings = [
-            Finding(rule, f"{rig.kind} after {dict(kills)}: {text}", repeat, harm)
-            for rule, text, harm in found
-        ]
-        tally = self._tally
-        with tally.lock:
-            tally.kills.update(kills)
-            tally.findings += findings
-            tally.missed += missed
-            tally.audits += 1
-            tally.records += rig.produced - before
-
-    def _drawn(self) -> list[CrashPoint]:
-        """The next points; each has its turn before one comes again."""
-        while len(self._points) < _KILLS_A_ROUND:
-            again = [it for it in POINTS if is_visited(it, self._rig.kind)]
-            self._rng.shuffle(again)
-            self._points += again
-        drawn, self._points = self._points[:_KILLS_A_ROUND], self._points[_KILLS_A_ROUND:]
-        return drawn
+    def befall(self, round_: Tally) -> None:
+        if not self.rig.produced:
+            self.rig.produce(_FIRST_RECORDS)
+        for point in self._points.next(_KILLS_A_ROUND):
+            self.rig.produce(_RECORDS)
+            if self.rig.killed_at(f"{point}:{self._visit(point)}"):
+                round_.met[point, self.kind] += 1
+            else:
+                round_.ends[_MISSED] += 1
 
     def _visit(self, point: CrashPoint) -> int:
-        return self._rng.randint(1, _VISITS) if point.startswith("commit.") else 1
+        return self.rng.randint(1, _VISITS) if point.startswith("commit.") else 1
 
 
 def is_visited(point: CrashPoint, kind: str) -> bool:
@@ -217,7 +159,7 @@ def _coverage(tally: Tally, least: int) -> Coverage:
     kinds = tuple(KINDS)
     rows = {
         str(point): tuple(
-            tally.kills[point, kind] if is_visited(point, kind) else None for kind in kinds
+            tally.met[point, kind] if is_visited(point, kind) else None for kind in kinds
         )
         for point in POINTS
     }

@@ -8,6 +8,7 @@ own, and must not die of it: the clients' C code runs in it.
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -21,6 +22,7 @@ from tests.prove.section import (
     Section,
     SectionResult,
     harm_of,
+    planted_while,
 )
 
 _AT_A_TIME = 40
@@ -40,10 +42,10 @@ _PER_MINUTE = 15  # on a machine that does other work too
 
 def run(seed: int, deadline: Deadline) -> SectionResult:
     """Plant each defect, then schedules from this seed on until the time is over."""
-    planting, planted = deadline.part(_PLANTED_SHARE), list[Planted]()
-    for defect, order in _PLANTED:
-        if not planted or not planting.over:
-            planted.append(_planted(defect, order, seed))
+    planted = planted_while(
+        deadline.part(_PLANTED_SHARE),
+        (partial(_planted, defect, order, seed) for defect, order in _PLANTED),
+    )
     lived, findings = Counter[tuple[str, ...]](), list[Finding]()
     for number in deadline.rounds():
         first = seed + number * _AT_A_TIME

@@ -6,7 +6,7 @@ follows from these figures alone.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count
@@ -186,6 +186,16 @@ class Rounds:
         if number >= self._least and self._deadline.over:
             raise StopIteration
         return number
+
+
+def planted_while(planting: Deadline, plants: Iterable[Callable[[], Planted]]) -> list[Planted]:
+    """Plant the first defect, and one more as long as there is time to begin."""
+    found = list[Planted]()
+    for plant in plants:
+        if found and planting.over:
+            break
+        found.append(plant())
+    return found
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tests.prove.section import (
     Planted,
     Section,
     SectionResult,
+    planted_while,
 )
 from tests.simulation.audit import is_mistake_in_code
 from tests.simulation.mutants import MUTANTS, Mutant
@@ -67,15 +69,14 @@ def _run(seed: int, deadline: Deadline) -> SectionResult:
     minutes = deadline.seconds / 60
     deaths: Counter[tuple[str, str]] = Counter()
     findings: list[Finding] = []
-    planted: list[Planted] = []
     schedules = steps = 0
     in_memory = str(_MEMORY) if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=in_memory, prefix="prove-") as scratch:
         folder = Path(scratch) / "schedule"
-        planting = deadline.part(_PLANTED_SHARE)
-        for mutant in MUTANTS:
-            if not planted or not planting.over:
-                planted.append(_planted(mutant, seed, folder))
+        planted = planted_while(
+            deadline.part(_PLANTED_SHARE),
+            (partial(_planted, mutant, seed, folder) for mutant in MUTANTS),
+        )
         for number in deadline.rounds(least=_SCHEDULES):
             simulation, found = _lived(seed + number, folder)
             schedules, steps = schedules + 1, steps + len(simulation.trace)

@@ -1,16 +1,16 @@
 """The section `kills`, with little time."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from statestore.faults import CrashPoint
 from statestore.testing.local_kafka import LocalKafka
-from tests.prove import kills
+from tests.prove import chains, kills
+from tests.prove.chains import Tally
 from tests.prove.kind_rig import rig_on
 from tests.prove.section import Coverage, Deadline, Harm, Verdict
 
@@ -18,15 +18,12 @@ pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture(autouse=True)
-def little(kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def little(
+    over_given_broker: Callable[[ModuleType], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broker that is there already, and few kills."""
-
-    @contextmanager
-    def broker(_section: str) -> Iterator[tuple[LocalKafka, Path]]:
-        yield kafka, tmp_path
-
-    monkeypatch.setattr(kills, "broker_of", broker)
-    monkeypatch.setattr(kills, "_AT_ONCE", 1)
+    over_given_broker(kills)
+    monkeypatch.setattr(chains, "_AT_ONCE", 1)
     monkeypatch.setattr(kills, "_KILLS_A_ROUND", 2)
     monkeypatch.setattr(kills, "POINTS", (CrashPoint.COMMIT_LOG_DONE, CrashPoint.CLAIM_OWNED))
 
@@ -48,18 +45,16 @@ def test_a_little_of_the_kills_holds_and_catches_what_was_planted(
 def test_a_defect_in_the_product_is_a_finding_with_its_rule_and_the_command(
     kafka: LocalKafka, tmp_path: Path
 ) -> None:
-    tally = kills.Tally()
-    chain = kills._Chain(kafka, tmp_path, "timers", 4, tally)
-    chain._make = partial(
-        rig_on, kafka, tmp_path, "timers", "kills-4-defect", defect="timer_fired_twice"
-    )
+    tally = Tally()
+    chain = kills.Kills(kafka, tmp_path, "timers", 4, tally)
+    chain.rig = rig_on(kafka, tmp_path, "timers", "kills-4-defect", defect="timer_fired_twice")
     chain.next_round()
     (finding,) = tally.findings
     assert (finding.rule, finding.harm) == ("duplicate", Harm.DOUBLED)
     assert finding.repeat == "make prove SECTIONS=kills SEED=4"
-    kept = tally.kills.copy()
+    kept = tally.met.copy()
     chain.next_round()  # what is broken is not tried on
-    assert tally.kills == kept
+    assert tally.met == kept
 
 
 @pytest.mark.thorough
@@ -72,8 +67,8 @@ def test_each_planted_defect_is_caught(
 
 
 def test_in_the_night_each_point_has_twenty_kills_of_each_kind() -> None:
-    tally = kills.Tally()
-    tally.kills[CrashPoint.CLAIM_OWNED, "join"] = 20
+    tally = Tally()
+    tally.met[CrashPoint.CLAIM_OWNED, "join"] = 20
     table = kills._coverage(tally, 20)
     assert "claim.owned x join: 20 of 20" not in table.short_of()
     assert "claim.owned x table: 0 of 20" in table.short_of()

@@ -1,12 +1,10 @@
 """The section `soak`, with little time."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 
-from statestore.testing.local_kafka import LocalKafka
 from tests.prove import soak
 from tests.prove.section import Deadline, Verdict
 from tests.prove.soak import LIMITS, Watched
@@ -15,13 +13,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.thorough]
 
 
 def test_a_little_soaking_holds_and_catches_a_hoarder(
-    kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    over_given_broker: Callable[[ModuleType], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextmanager
-    def broker(_section: str) -> Iterator[tuple[LocalKafka, Path]]:
-        yield kafka, tmp_path
-
-    monkeypatch.setattr(soak, "broker_of", broker)
+    over_given_broker(soak)
     monkeypatch.setattr(soak, "_KILL_EVERY_S", 4.0)
     result = soak.run(5, Deadline(50))
     assert result.verdict is Verdict.HELD, result.findings

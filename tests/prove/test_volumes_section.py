@@ -1,17 +1,18 @@
 """The section `volumes`, with little time."""
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from statestore.testing.local_kafka import LocalKafka
 from tests.kafka import faulty_volume
-from tests.prove import volumes
+from tests.prove import chains, volumes
+from tests.prove.chains import Tally
 from tests.prove.section import Deadline, Harm, Verdict
-from tests.prove.volumes import FAULTS, Chain, Tally
+from tests.prove.volumes import FAULTS, Faults
 
 pytestmark = [pytest.mark.kafka, pytest.mark.thorough]
 
@@ -27,26 +28,23 @@ def test_each_fault_holds(
 ) -> None:
     monkeypatch.setattr(volumes, "_FAULTS_A_ROUND", len(FAULTS))
     tally = Tally()
-    Chain(kafka, tmp_path / volumes._NAME, library, kind, 5, tally).next_round()
+    chain = Faults(kafka, tmp_path / volumes._NAME, library, kind, 5, tally)
+    # A run may not come to the call that is drawn; it comes to the first one.
+    monkeypatch.setattr(chain.rng, "randrange", lambda first, _end: first)
+    chain.next_round()
     assert tally.findings == []
     assert tally.audits == 1
-    # Which call fails is drawn, and a run may not come to it.
-    met = {name for name, _ in tally.faults}
-    assert "no flock" in met
-    assert met & {"slow", "clock set ahead", "clock set back"}
-    assert met & {fault.name for fault in FAULTS if fault.passes}
+    # How many files a run has open is its own affair.
+    met = {name for name, _ in tally.met} | {"too few open files"}
+    assert met == {fault.name for fault in FAULTS}
     assert tally.ends["ended well"] > 1
 
 
 def test_a_little_of_the_volumes_holds_and_catches_what_was_planted(
-    kafka: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    over_given_broker: Callable[[ModuleType], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextmanager
-    def broker(_section: str) -> Iterator[tuple[LocalKafka, Path]]:
-        yield kafka, tmp_path
-
-    monkeypatch.setattr(volumes, "broker_of", broker)
-    monkeypatch.setattr(volumes, "_AT_ONCE", 1)
+    over_given_broker(volumes)
+    monkeypatch.setattr(chains, "_AT_ONCE", 1)
     monkeypatch.setattr(volumes, "_FAULTS_A_ROUND", 2)
     monkeypatch.setattr(volumes, "DEFECTS", ("errors_of_the_engine",))
     result = volumes.run(3, Deadline(0))
@@ -70,7 +68,7 @@ def test_a_run_that_ends_as_it_must_not_is_a_finding(
     full = full._replace(passes=False, codes=())
     monkeypatch.setattr(volumes, "FAULTS", (full,))
     tally = Tally()
-    chain = Chain(kafka, tmp_path / "chain", library, "aggregate", 1, tally)
+    chain = Faults(kafka, tmp_path / "chain", library, "aggregate", 1, tally)
     for _ in range(5):
         chain.next_round()
     (finding,) = tally.findings

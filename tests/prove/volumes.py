@@ -9,11 +9,10 @@ import os
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from random import Random
-from threading import Lock
 from typing import NamedTuple
 
 from statestore.errors import HostFailure, InvalidSetting, Unavailable
@@ -21,17 +20,16 @@ from statestore.model.modes import KafkaClient
 from statestore.testing.local_kafka import LocalKafka
 from tests.crash.kill_harness import STATESTORE
 from tests.kafka import faulty_volume
-from tests.prove.kind_rig import SETTINGS, Found, KindRig, Refused, broker_of, rig_on
+from tests.prove.chains import Chain, Tally, Turns, take_turns
+from tests.prove.kind_rig import SETTINGS, KindRig, Refused, broker_of, rig_on
 from tests.prove.kinds import KINDS
 from tests.prove.section import (
     Coverage,
     Deadline,
-    Finding,
-    Harm,
     Planted,
     Section,
     SectionResult,
-    repeating,
+    planted_while,
 )
 
 
@@ -80,7 +78,6 @@ FAULTS = (
         codes=[HostFailure.exit_code, Unavailable.exit_code],
     ),
 )
-_AT_ONCE = 2
 _RECORDS = 240
 _FAULTS_A_ROUND = 4
 _END_S = 300
@@ -90,7 +87,6 @@ _PLANTED_SHARE = 0.5
 _PLANTED_TRIALS = 24
 _NAME = "état d'été ✓ 'q\" $x %s"
 """Where the state directories are."""
-_UNFORESEEN = "unforeseen end"
 _FLUSHES: Mapping[str, object] = {"statestore.flush.lag.max.records": 40}
 DEFECTS = ("errors_of_the_engine", "flushed_one_by_one")
 
@@ -101,37 +97,19 @@ _NOTE = (
 )
 
 
-@dataclass
-class Tally:
-    """What the chains have met so far; several threads add to it."""
-
-    faults: Counter[tuple[str, str]] = field(default_factory=Counter)
-    ends: Counter[str] = field(default_factory=Counter)
-    findings: list[Finding] = field(default_factory=list)
-    audits: int = 0
-    records: int = 0
-    lock: Lock = field(default_factory=Lock)
-
-
 def run(seed: int, deadline: Deadline) -> SectionResult:
     """Plant each defect, then let volumes fail until the time is over."""
     tally = Tally()
     with broker_of("volumes") as (kafka, folder):
         library, named = faulty_volume.built(folder), folder / _NAME
-        planting = deadline.part(_PLANTED_SHARE)
-        planted: list[Planted] = []
-        for defect in DEFECTS:
-            if not planted or not planting.over:
-                planted.append(_planted(kafka, named, library, seed, defect))
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            chains = [Chain(kafka, named, library, kind, seed, tally) for kind in KINDS]
-            for number in deadline.rounds():
-                # Kinds take turns, so that each has as many faults as the others.
-                turn = chains[number * _AT_ONCE % len(chains) :][:_AT_ONCE]
-                list(pool.map(Chain.next_round, turn))
+        planted = planted_while(
+            deadline.part(_PLANTED_SHARE),
+            (partial(_planted, kafka, named, library, seed, defect) for defect in DEFECTS),
+        )
+        take_turns([Faults(kafka, named, library, kind, seed, tally) for kind in KINDS], deadline)
     return SectionResult(
         tried={
-            "faults met": tally.faults.total(),
+            "faults met": tally.met.total(),
             "audits": tally.audits,
             "records": tally.records,
             "planted defects": len(planted),
@@ -148,66 +126,35 @@ def run(seed: int, deadline: Deadline) -> SectionResult:
     )
 
 
-class Chain:
-    """The faults of one kind of operator, one after another, in an order of the seed."""
+class Faults(Chain):
+    """The faults of one kind of operator, one after another."""
+
+    section, refusal = "volumes", "unforeseen end"
 
     def __init__(
         self, kafka: LocalKafka, folder: Path, library: Path, kind: str, seed: int, tally: Tally
     ) -> None:
-        self.kind = kind
+        super().__init__(kind, seed, tally)
         self._where = kafka, folder
         self._library = library
-        self._rng = Random(f"{seed} {kind}")
-        self._seed = seed
-        self._tally = tally
-        self._faults: list[Fault] = []
-        self._rig: Volume | None = None
-        self._is_broken = False
+        client = self.rng.choice(list(KafkaClient))
+        self._settings = {**SETTINGS, **_FLUSHES, "kafka.client": str(client)}
+        self._faults = Turns(self.rng, FAULTS)
 
-    def next_round(self) -> None:
-        """Some faults, a run to the end, and an audit."""
-        if self._is_broken:
-            return
-        faults, found = Counter[tuple[str, str]](), list[Found]()
-        before = 0 if self._rig is None else self._rig.rig.produced
-        try:
-            if self._rig is None:
-                self._rig = self._begun()
-            for fault in self._drawn():
-                self._rig.rig.produce(_RECORDS)
-                if self._rig.meets(fault, self._rng):
-                    faults[fault.name, self.kind] += 1
-            self._rig.rig.ended()
-            found = self._rig.rig.anomalies()
-        except Refused as error:
-            found = [(_UNFORESEEN, str(error), Harm.ANOMALY)]
-        self._is_broken = bool(found)
-        repeat = repeating("volumes", self._seed)
-        with self._tally.lock:
-            self._tally.faults += faults
-            self._tally.findings += [
-                Finding(rule, f"{self.kind} after {dict(faults)}: {text}", repeat, harm)
-                for rule, text, harm in found
-            ]
-            self._tally.audits += 1
-            if self._rig is not None:
-                self._tally.records += self._rig.rig.produced - before
-                self._tally.ends += self._rig.ends
-                self._rig.ends.clear()
+    def made(self) -> KindRig:
+        name = f"volumes-{self.seed}-{self.kind}"
+        return rig_on(*self._where, self.kind, name, settings=self._settings)
 
-    def _begun(self) -> "Volume":
-        kafka, folder = self._where
-        client = self._rng.choice(list(KafkaClient))
-        settings = {**SETTINGS, **_FLUSHES, "kafka.client": str(client)}
-        name = f"volumes-{self._seed}-{self.kind}"
-        return Volume(rig_on(kafka, folder, self.kind, name, settings=settings), self._library)
+    @cached_property
+    def _volume(self) -> "Volume":
+        return Volume(self.rig, self._library)
 
-    def _drawn(self) -> list[Fault]:
-        """The next faults; each has its turn before one comes again."""
-        if len(self._faults) < _FAULTS_A_ROUND:
-            self._faults += self._rng.sample(FAULTS, len(FAULTS))
-        drawn, self._faults = self._faults[:_FAULTS_A_ROUND], self._faults[_FAULTS_A_ROUND:]
-        return drawn
+    def befall(self, round_: Tally) -> None:
+        self._volume.ends = round_.ends
+        for fault in self._faults.next(_FAULTS_A_ROUND):
+            self.rig.produce(_RECORDS)
+            if self._volume.meets(fault, self.rng):
+                round_.met[fault.name, self.kind] += 1
 
 
 @dataclass
@@ -290,13 +237,13 @@ def _planted(kafka: LocalKafka, folder: Path, library: Path, seed: int, defect: 
             rules = [rule for rule, _, _ in rig.anomalies()]
         except Refused as error:
             # Any other end means that the defect does not fit the code any more.
-            rules = [_UNFORESEEN] if os.strerror(errno.ENOSPC) in str(error) else []
+            rules = [Faults.refusal] if os.strerror(errno.ENOSPC) in str(error) else []
     return Planted(defect.replace("_", " "), tuple(dict.fromkeys(rules)), trials)
 
 
 def _coverage(tally: Tally, least: int) -> Coverage:
     kinds = tuple(KINDS)
-    rows = {fault.name: tuple(tally.faults[fault.name, kind] for kind in kinds) for fault in FAULTS}
+    rows = {fault.name: tuple(tally.met[fault.name, kind] for kind in kinds) for fault in FAULTS}
     return Coverage("Faults of volumes, clocks and limits by kind of operator", kinds, rows, least)
 
 
