@@ -15,7 +15,6 @@ HOST = "127.0.0.1"
 LENGTH = struct.Struct(">i")
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 _FETCH_VERSION = 4
-_READ_COMMITTED = 1
 _FETCH_BYTES = 1 << 22
 # Of a batch: base offset, length, leader epoch, magic, checksum, attributes, last offset's delta,
 # two times, producer id, its epoch, base sequence, count of records.
@@ -122,18 +121,20 @@ def error_of(request: Request, answer: bytes) -> int | None:
     return None
 
 
-def read_raw(address: str, topic: str, partition: int, start: int = 0) -> RawLog:
-    """All batches from `start` on that no open transaction keeps from readers."""
+def read_raw(
+    address: str, topic: str, partition: int, start: int = 0, *, committed: bool = True
+) -> RawLog:
+    """All batches from `start` on; if `committed`, those that no open transaction keeps back."""
     host, _, port = address.rpartition(":")
     batches: list[RawBatch] = []
     with socket.create_connection((host, int(port)), DEADLINE_S) as connection:
         while True:
-            stable_end, end, data = _fetch(connection, topic, partition, start)
+            stable_end, end, data = _fetch(connection, topic, partition, start, committed=committed)
             for batch in _batches(data):
                 if batch.first >= start:
                     batches.append(batch)
                 start = max(start, batch.last + 1)
-            if start >= stable_end:
+            if start >= (stable_end if committed else end):
                 return RawLog(batches, stable_end, end)
 
 
@@ -149,14 +150,25 @@ def compact_string(data: bytes, at: int) -> tuple[str | None, int]:
     return (None, at) if size == 0 else (data[at : at + size - 1].decode(), at + size - 1)
 
 
+def plain_array(data: bytes, at: int) -> tuple[int, int]:
+    """How many items an array has, whose length has four bytes, and where they begin."""
+    return max(0, int.from_bytes(data[at : at + 4], signed=True)), at + 4
+
+
+def compact_array(data: bytes, at: int) -> tuple[int, int]:
+    """The same of an array as flexible messages have it."""
+    size, at = _varint(data, at)
+    return max(0, size - 1), at
+
+
 def _fetch(
-    connection: socket.socket, topic: str, partition: int, start: int
+    connection: socket.socket, topic: str, partition: int, start: int, *, committed: bool
 ) -> tuple[int, int, bytes]:
     """The last stable offset, the log's end, and batches from the one with `start` on."""
     name = topic.encode()
     body = (
         _HEADER.pack(Api.FETCH, _FETCH_VERSION, 0, 0)
-        + struct.pack(">iiiib", -1, 0, 0, _FETCH_BYTES, _READ_COMMITTED)
+        + struct.pack(">iiiib", -1, 0, 0, _FETCH_BYTES, committed)
         + struct.pack(f">ih{len(name)}s", 1, len(name), name)
         + struct.pack(">iiqi", 1, partition, start, _FETCH_BYTES)
     )

@@ -37,6 +37,7 @@ from tests.kafka.log_checker import (
     check,
 )
 from tests.kafka.log_evidence import Logs, Reader, group_partitions, marks_of, settled_logs
+from tests.kafka.skipped_markers import skipped_markers
 from tests.kafka.wire import RawLog
 from tests.prove import kinds
 from tests.prove.kind_rig import SETTINGS, KindRig, is_of_a_task, rig_on
@@ -79,9 +80,13 @@ class Life(NamedTuple):
 
 @dataclass
 class Lived:
-    """What came of an application, and what it went through."""
+    """What came of an application, and what it went through.
+
+    `skipped`: the markers that the broker owes, where something was found.
+    """
 
     findings: list[Finding] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
     kills: int = 0
     faults: int = 0
@@ -160,6 +165,8 @@ class HistoryRig:
         lived.records = self._rig.produced
         if not lived.findings:
             lived.findings += self._judged()
+        if lived.findings:
+            lived.skipped = skipped_markers(self._kafka.bootstrap_servers)
         return lived
 
     def _end_in_peace(self) -> None:

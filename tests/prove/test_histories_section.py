@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from statestore.model.modes import KafkaClient
-from tests.prove import histories
+from tests.prove import histories, history_rig
 from tests.prove.histories import Tally, Where
 from tests.prove.history_rig import HistoryRig
 from tests.prove.kinds import KINDS
@@ -65,6 +65,31 @@ def test_a_defect_in_the_product_is_a_finding_with_its_rule_and_the_command(
     (doubled,) = [finding for finding in tally.findings if finding.rule == "duplicate"]
     assert doubled.harm is Harm.DOUBLED
     assert doubled.repeat == f"make prove SECTIONS=histories SEED={seed} HOURS=0.01"
+
+
+def test_what_is_found_after_the_broker_skipped_markers_is_not_judged(
+    where: Where, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(where: Where, seed: int) -> HistoryRig:
+        client, name = KafkaClient.WIRE, f"spoilt-{seed}"
+        return HistoryRig(*where, "timers", name, client=client, defect="timer_fired_twice")
+
+    asked: list[str] = []
+
+    def skipped(address: str) -> list[str]:
+        asked.append(address)
+        return ["a partition has no marker"] if len(asked) == 1 else []
+
+    tally = Tally()
+    monkeypatch.setattr(histories, "_made", made)
+    monkeypatch.setattr(history_rig, "skipped_markers", skipped)
+    monkeypatch.setattr(histories, "_AT_ONCE", 1)
+    assert not histories._live_on(where, 9, Deadline(0).rounds(least=2), tally)
+    assert (tally.findings, tally.histories.total()) == ([], 0)
+    assert tally.counts[histories._SPOILT] == 1
+    assert histories._live_on(where, 10, Deadline(0).rounds(), tally)
+    assert {finding.rule for finding in tally.findings} >= {"duplicate"}
+    assert asked == [where.kafka.bootstrap_servers] * 2
 
 
 @pytest.mark.thorough
