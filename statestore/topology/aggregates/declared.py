@@ -398,7 +398,8 @@ def _part(where: str, source: Serde[Any], name: str, asked: Any) -> _Part:
             "one of its siblings"
         )
     if asked.kind == "count" and asked.field is None:
-        return _Part(name, _RULES["count"](int), None, source)
+        counting = _RULES["count"](int)._replace(totals=totals.counts)
+        return _Part(name, counting, None, source)
     fields = fields_of(source)
     if fields is None:
         raise Misuse(
@@ -534,7 +535,6 @@ _RULES: Final[dict[str, Callable[[Any], _Rule]]] = {
         add=lambda n, _value: n + 1,
         merge=lambda one, other: one + other,
         subtract=lambda n, _value: n - 1,
-        totals=totals.counts,
     ),
     "sum": _sum,
     "mean": _mean,
