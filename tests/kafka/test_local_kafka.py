@@ -78,7 +78,7 @@ def test_a_proxy_leads_to_one_broker(brokers: int, ports: int | list[int]) -> No
 def test_broker_inside_with_is_ready_and_listens_on_loopback_only(kafka: LocalKafka) -> None:
     host, port = kafka.bootstrap_servers.split(":")
     assert host == "127.0.0.1"
-    cluster = describe_cluster(admin(kafka.bootstrap_servers), timeout_ms=5000)
+    cluster = describe_cluster(admin(kafka.bootstrap_servers), timeout_ms=60_000)
     assert [(broker.host, broker.port) for broker in cluster.brokers] == [(host, int(port))]
     connections = psutil.Process(kafka.pid()).net_connections("tcp")
     listening = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
@@ -144,7 +144,7 @@ def test_second_cluster_beside_the_first_shares_nothing(kafka: LocalKafka) -> No
         assert "log.retention.check.interval.ms=1234\n" in Path(properties).read_text()
         other.create_topic("here-only")
         ids = {
-            describe_cluster(admin(one.bootstrap_servers), timeout_ms=5000).cluster_id
+            describe_cluster(admin(one.bootstrap_servers), timeout_ms=60_000).cluster_id
             for one in (kafka, other)
         }
         assert len(ids) == 2
@@ -291,7 +291,7 @@ def test_started_broker_outlives_the_command_keeps_data_and_stops(free_port: str
     assert started["running"]
     assert not started["already_running"]
     broker = psutil.Process(started["pid"])
-    cluster_id = describe_cluster(admin(started["bootstrap_servers"]), timeout_ms=5000).cluster_id
+    cluster_id = describe_cluster(admin(started["bootstrap_servers"]), timeout_ms=60_000).cluster_id
 
     second = command("start")
     assert (second.returncode, "runs already" in second.stdout) == (0, True)
@@ -306,7 +306,7 @@ def test_started_broker_outlives_the_command_keeps_data_and_stops(free_port: str
 
     restarted = json.loads(command("start", "--port", free_port, "--json").stdout)
     client = admin(restarted["bootstrap_servers"])
-    assert describe_cluster(client, timeout_ms=5000).cluster_id == cluster_id
+    assert describe_cluster(client, timeout_ms=60_000).cluster_id == cluster_id
 
 
 @pytest.mark.thorough
