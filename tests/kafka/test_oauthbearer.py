@@ -220,7 +220,9 @@ def test_an_endpoint_that_is_down_is_unavailable_and_no_broker_is_blamed(
     url = rf"sasl.oauthbearer.token.endpoint.url = {server.url}"
     server.instead = Answer.of(503, {"error": "temporarily_unavailable"})
     try:
-        with closing(ClusterMap(settings(kafka, **given, timeout_ms="3000"), "producer")) as cluster:
+        with closing(
+            ClusterMap(settings(kafka, **given, timeout_ms="3000"), "producer")
+        ) as cluster:
             with pytest.raises(Unavailable, match=rf"no token from {url}: HTTP 503.*: is it up"):
                 cluster.has_transactions()
             server.instead = None
