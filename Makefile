@@ -85,6 +85,7 @@ bench: setup ## measure stores and tasks; figures go to .scratch/bench
 	@$(BIN)/python -m tests.bench.bench_tasks
 	@$(BIN)/python -m tests.bench.bench_workers
 	@$(BIN)/python -m tests.bench.bench_cpu
+	@$(BIN)/python -m tests.bench.bench_floor
 	@$(BIN)/python -m tests.bench.bench_epochs
 	@$(BIN)/python -m tests.bench.bench_lives
 	@$(BIN)/python -m tests.bench.bench_scale
