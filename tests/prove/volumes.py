@@ -252,6 +252,6 @@ SECTION = Section(
     "Runs of every kind of operator over volumes that are full, broken, read-only, slow or without "
     "locks, with clocks that are set and too few open files; in the end all output, all offsets "
     "and all rows of stores are compared with what plain code says.",
-    share=3,
+    share=4,
     run=run,
 )
