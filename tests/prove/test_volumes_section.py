@@ -46,7 +46,8 @@ def test_a_little_of_the_volumes_holds_and_catches_what_was_planted(
     over_given_broker(volumes)
     monkeypatch.setattr(chains, "_AT_ONCE", 1)
     monkeypatch.setattr(volumes, "_FAULTS_A_ROUND", 2)
-    monkeypatch.setattr(volumes, "DEFECTS", ("errors_of_the_engine",))
+    name = "errors_of_the_engine"
+    monkeypatch.setattr(volumes, "DEFECTS", {name: volumes.DEFECTS[name]})
     result = volumes.run(3, Deadline(0))
     assert result.verdict is Verdict.HELD, result.findings
     (planted,) = result.planted

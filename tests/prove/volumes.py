@@ -88,7 +88,13 @@ _PLANTED_TRIALS = 24
 _NAME = "état d'été ✓ 'q\" $x %s"
 """Where the state directories are."""
 _FLUSHES: Mapping[str, object] = {"statestore.flush.lag.max.records": 40}
-DEFECTS = ("errors_of_the_engine", "flushed_one_by_one")
+Part = tuple[float, float]
+"""Of the calls of a run, as shares of all: from the one, before the other."""
+DEFECTS: Mapping[str, Part] = {
+    "errors_of_the_engine": (0.3, 0.5),
+    "flushed_one_by_one": (0.6, 0.85),
+}
+"""By the part in which what is planted is at work: while stores are opened, and while flushed."""
 
 _NOTE = (
     "A library loaded before all others has calls fail that write to the state directory: opening, "
@@ -167,8 +173,8 @@ class Volume:
     calls: int = 0
     """How often the last run that ended well wrote there; 0: none did so far."""
 
-    def meets(self, fault: Fault, rng: Random) -> bool:
-        """Whether a run met it; Refused if the run ended as it must not."""
+    def meets(self, fault: Fault, rng: Random, within: Part = (0.0, 1.0)) -> bool:
+        """Whether a run met it, at a call of this part; Refused if it ended as it must not."""
         if not self.calls:
             self._run({}, {}, [], [])
             self.rig.produce(_RECORDS)
@@ -177,7 +183,8 @@ class Volume:
             refused, _ = self._run(how, {}, [fault.refused], [])
             self._run(how, fault.settings, fault.codes, [])
             return refused == fault.refused
-        after = how["after"] = rng.randrange(1, max(self.calls, 2))
+        first, end = (int(share * self.calls) for share in within)
+        after = how["after"] = rng.randrange(max(first, 1), max(end, first + 1, 2))
         if fault.passes:
             # For good, as on a volume that is full; or for some calls only.
             how["for"] = rng.choice((0, 0, 1, 20))
@@ -232,7 +239,7 @@ def _planted(kafka: LocalKafka, folder: Path, library: Path, seed: int, defect: 
         trials += 1
         try:
             rig.produce(_RECORDS)
-            volume.meets(full, rng)
+            volume.meets(full, rng, DEFECTS[defect])
             rig.ended()
             rules = [rule for rule, _, _ in rig.anomalies()]
         except Refused as error:
@@ -252,6 +259,6 @@ SECTION = Section(
     "Runs of every kind of operator over volumes that are full, broken, read-only, slow or without "
     "locks, with clocks that are set and too few open files; in the end all output, all offsets "
     "and all rows of stores are compared with what plain code says.",
-    share=4,
+    share=3,
     run=run,
 )
