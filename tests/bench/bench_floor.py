@@ -1,6 +1,6 @@
 """What libraries alone take of the job in expressions, beside the job: the floor under a goal.
 
-    python -m tests.bench.bench_floor [--batches 30] [--repeats 3]
+    python -m tests.bench.bench_floor [--batches 4] [--repeats 3]
 
 One stream task runs the job over RocksDB and a broker in memory, whose work is not counted, nor is
 intake. Beside it the same batches pass through the calls that no such job does without, one after
@@ -32,7 +32,7 @@ from tests.bench.harness import Bench, scratch
 from tests.bench.peers.jobs import AMOUNT_LEAST, MINUTE_MS, Given, Job, records
 from tests.contract.task_rig import TaskRig
 
-BATCH = 10_000
+BATCH = 100_000
 _BEGIN_MS = 1_700_000_000_000 // MINUTE_MS * MINUTE_MS
 _PARTITIONS = 4
 _WHOLE, _LIBRARIES = "the job", "libraries alone"
@@ -164,7 +164,7 @@ def libraries_us(given: list[Given], folder: Path) -> dict[str, float]:
 
 
 @click.command()
-@click.option("--batches", default=30, show_default=True)
+@click.option("--batches", default=4, show_default=True)
 @click.option("--repeats", default=3, show_default=True)
 def main(batches: int, repeats: int) -> None:
     """Measure both in turns."""
