@@ -33,8 +33,12 @@ class Ordered(NamedTuple):
     @classmethod
     def of(cls, keys: list[bytes]) -> Self:
         """Sort the keys."""
-        if _are_in_order(keys):
-            return cls(keys, keys, None)
+        if _seem_in_order(keys):
+            # Of what is almost sorted, Python's own sorting does little more than compare.
+            arranged = sorted(keys)
+            if arranged == keys:
+                return cls(keys, keys, None)
+            return cls(keys, arranged, _sorting(keys))
         order = order_of(keys)
         return cls(keys, _taken(keys, order), order)
 
@@ -82,16 +86,20 @@ def order_of(keys: list[bytes]) -> npt.NDArray[np.intp]:
             same = (columns[:, order[1:]] == columns[:, order[:-1]]).all(axis=0)
             if np.count_nonzero(same) <= len(keys) // 10:
                 return order
+    return _sorting(keys)
+
+
+def _sorting(keys: list[bytes]) -> npt.NDArray[np.intp]:
     return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.intp)
 
 
-def _are_in_order(keys: list[bytes]) -> bool:
-    """Return whether the keys are sorted, as those of one batch of an operator often are.
+def _seem_in_order(keys: list[bytes]) -> bool:
+    """Return whether a few keys are sorted, as those of one batch of an operator often all are.
 
-    A few keys show first whether it is worth comparing them all.
+    A row that a commit adds, as that of stream time, stands before or behind them.
     """
     some = _some_of(keys)
-    return some == sorted(some) and keys == sorted(keys)
+    return some == sorted(some)
 
 
 def _some_of(keys: list[bytes]) -> list[bytes]:

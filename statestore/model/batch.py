@@ -5,9 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from operator import attrgetter, is_
-from typing import Any, dataclass_transform
+from typing import Any, Protocol, dataclass_transform
 
-from statestore.model.byte_columns import MaybePacked, PackedRows, unpacked, without
+import numpy as np
+from numpy.typing import NDArray
+
+from statestore.model.byte_columns import MaybePacked, PackedRows, unpacked
+from statestore.model.picks import Left, Pick, Span, Taken, Where
 from statestore.model.records import (
     BYTES,
     ArrowForm,
@@ -40,9 +44,9 @@ class LazyColumn(Sequence[T]):
             self._all = list(map(self._read, self._rows))
         return self._all
 
-    def take(self, indices: Sequence[int]) -> "LazyColumn[T]":
-        """The rows at `indices`."""
-        return LazyColumn([self._rows[i] for i in indices], self._read)
+    def picked(self, pick: Pick) -> "LazyColumn[T]":
+        """The rows that `pick` takes."""
+        return LazyColumn(pick.of(self._rows), self._read)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -56,13 +60,62 @@ class LazyColumn(Sequence[T]):
         return len(self._rows)
 
 
+class _PickedOffsets(Sequence[int]):
+    """Some of the offsets of a batch: only a record that fails or is dropped asks for its own."""
+
+    __slots__ = ("_all", "_from", "_pick")
+
+    def __init__(self, offsets: Sequence[int], pick: Pick) -> None:
+        self._from = offsets
+        self._pick = pick
+        self._all: list[int] | None = None
+
+    def all(self) -> list[int]:
+        """The offsets, picked once."""
+        if self._all is None:
+            self._all = self._pick.of(self._from)
+        return self._all
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.all()[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.all())
+
+    def __len__(self) -> int:
+        return len(self.all())
+
+
+class FieldForm(ArrowForm, Protocol):
+    """The form of values that have fields, as ADR 58 has it."""
+
+    def read(
+        self, decode: "Callable[[bytes], Any]", rows: "list[bytes | None]", names: "set[str]"
+    ) -> "dict[str, Any]":
+        """Return Arrow arrays of these fields of the values, and keep no value."""
+
+
+class Wanted:
+    """What was asked for of the values that came to a node.
+
+    `names`: which of their fields. `objects`: somebody had the values themselves.
+    """
+
+    __slots__ = ("names", "objects")
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = set(names)
+        self.objects = False
+
+
 class Column:
     """One column of a batch: stored bytes, decoded values, or both once both were needed.
 
-    It also keeps the Arrow array of its values once an operator asked for that.
+    It also keeps the Arrow array of its values, or of their fields, once an operator asked for
+    that.
     """
 
-    __slots__ = ("_arrow", "_objects", "_raw", "_serde")
+    __slots__ = ("_arrow", "_fields", "_objects", "_raw", "_serde", "_wanted")
 
     def __init__(
         self,
@@ -75,10 +128,22 @@ class Column:
         self._objects = objects
         self._serde = serde
         self._arrow: Any = None
+        self._fields: dict[str, Any] | None = None
+        self._wanted: Wanted | None = None
+
+    @property
+    def serde(self) -> "Serde[Any] | None":
+        """The serde through which its bytes are read; None: they are the values."""
+        return self._serde
+
+    @property
+    def stored(self) -> "MaybePacked | None":
+        """The bytes; None if there are values only."""
+        return self._raw
 
     def with_serde(self, serde: "Serde[Any]") -> "Column":
         """The same bytes, to be read through `serde`."""
-        return Column(raw=self._raw, serde=serde)
+        return Column(raw=self.stored, serde=serde)
 
     @property
     def serde_name(self) -> str:
@@ -90,6 +155,11 @@ class Column:
         """The decoded values; a plain bytes column decodes to itself."""
         if self._objects is None:
             assert self._raw is not None
+            if self._fields is not None:
+                # Whoever has the values may change them.
+                self._fields = None
+                assert self._wanted is not None
+                self._wanted.objects = True
             raw = unpacked(self._raw)
             if self._serde is None or self._serde is BYTES:
                 self._objects = raw
@@ -100,22 +170,23 @@ class Column:
 
     def encoded(self, serde: "Serde[Any]") -> "list[bytes | None]":
         """The bytes under `serde`; free where the column arrived as bytes of that serde."""
-        if self._raw is not None and (self._serde is serde or self._serde is None):
-            return unpacked(self._raw)
+        raw = self.stored
+        if raw is not None and (self._serde is serde or self._serde is None):
+            return unpacked(raw)
         if serde is BYTES:
             return _all_bytes(self.objects)
-        encode = serde.serialize
-        return [None if item is None else encode(item) for item in self.objects]
+        return serde.serialize_all(self.objects)
 
     def packed(self, serde: "Serde[Any]") -> "PackedRows | None":
         """What `encoded` gives, in columns; None if it did not come so."""
-        own = self._serde is serde or self._serde is None
-        return self._raw if own and isinstance(self._raw, PackedRows) else None
+        own, raw = self._serde is serde or self._serde is None, self.stored
+        return raw if own and isinstance(raw, PackedRows) else None
 
     def bytes_at(self, places: Sequence[int]) -> "list[bytes | None]":
         """The bytes of a few rows, whose places are in rising order; no others are made."""
-        if isinstance(self._raw, PackedRows):
-            return self._raw.at(places)
+        raw = self.stored
+        if isinstance(raw, PackedRows):
+            return raw.at(places)
         return list(map(self.encoded(BYTES).__getitem__, places))
 
     def arrow(self, serde: "Serde[Any]", form: ArrowForm) -> Any:
@@ -128,24 +199,101 @@ class Column:
         """Note the Arrow array of the column's values, which the caller knows."""
         self._arrow = column
 
+    @property
+    def has_fields(self) -> bool:
+        """Whether fields of the values were read, and nobody has had the values since."""
+        return self._fields is not None
+
+    def fields(self, form: FieldForm, wanted: Wanted) -> "dict[str, Any] | None":
+        """Arrow arrays of the fields that are `wanted` of values, which `form` is that of.
+
+        None: there are the values, which a user's function may have changed, or somebody has had
+        those of an earlier batch, so that they had better be decoded once. Raises what decoding
+        raises, or what Arrow says of a value that it does not take.
+        """
+        names = wanted.names
+        if self._fields is None:
+            if self._objects is not None or self._raw is None or wanted.objects:
+                return None
+            self._wanted = wanted
+        assert self._raw is not None
+        assert self._wanted is not None
+        assert self._serde is not None
+        known = self._fields or {}
+        missing = names - known.keys()
+        if missing:
+            # Of the next batch they are read with the others.
+            self._wanted.names |= missing
+            known = known | form.read(self._serde.deserialize, unpacked(self._raw), missing)
+        self._fields = known
+        return {name: known[name] for name in names}
+
     def nulls(self) -> list[int]:
         """The places without a value; nothing is decoded."""
-        raw = self._raw
+        raw = self.stored
         if isinstance(raw, PackedRows):
             return raw.nulls()
         rows = self._objects if raw is None else raw
-        if rows is None or (self._raw is not None and all(rows)):
+        if rows is None or (raw is not None and all(rows)):
             return []
         return [i for i, item in enumerate(rows) if item is None]
 
-    def picked(self, pick: Callable[[Any], Any]) -> "Column":
-        """The rows that `pick` takes out of each list of rows."""
-        raw, objects = self._raw, self._objects
-        return Column(
-            raw=None if raw is None else pick(raw),
-            objects=None if objects is None else pick(objects),
-            serde=self._serde,
-        )
+    def picked(self, pick: Pick) -> "Column":
+        """The rows that `pick` takes."""
+        if self._fields is not None:
+            return _PickedColumn(self, pick, self._fields)
+        raw = self.stored
+        raw = None if raw is None else _picked(raw, pick)
+        objects = None if self._objects is None else pick.of(self._objects)
+        return Column(raw=raw, objects=objects, serde=self._serde)
+
+
+class _PickedColumn(Column):
+    """Some rows of a column of which fields were read.
+
+    Their bytes are picked when they are asked for, and whoever wants values has those of the
+    column.
+    """
+
+    __slots__ = ("_from", "_pick")
+
+    def __init__(self, column: Column, pick: Pick, fields: "dict[str, Any]") -> None:
+        super().__init__(serde=column.serde)
+        self._from = column
+        self._pick = pick
+        self._fields = {name: pick.of_array(one) for name, one in fields.items()}
+
+    @property
+    def objects(self) -> list[Any]:
+        if self._objects is None:
+            self._fields = None
+            self._objects = self._pick.of(self._from.objects)
+        return self._objects
+
+    @property
+    def stored(self) -> "MaybePacked | None":
+        if self._raw is None and (raw := self._from.stored) is not None:
+            self._raw = _picked(raw, self._pick)
+        return self._raw
+
+    @property
+    def has_fields(self) -> bool:
+        return self._fields is not None and self._from.has_fields
+
+    def fields(self, form: FieldForm, wanted: Wanted) -> "dict[str, Any] | None":
+        if not self.has_fields:
+            return None
+        assert self._fields is not None
+        missing = wanted.names - self._fields.keys()
+        if missing:
+            found = self._from.fields(form, Wanted(missing))
+            assert found is not None
+            more = {name: self._pick.of_array(one) for name, one in found.items()}
+            self._fields = self._fields | more
+        return {name: self._fields[name] for name in wanted.names}
+
+    def nulls(self) -> list[int]:
+        return super().nulls() if self._from.nulls() else []
 
 
 class MadeColumn(Column):
@@ -176,6 +324,16 @@ class MadeColumn(Column):
         return self._arrow if self._objects is None and serde is self._serde else None
 
     @property
+    def has_fields(self) -> bool:
+        return self._objects is None
+
+    def fields(self, form: FieldForm, wanted: Wanted) -> "dict[str, Any] | None":
+        if self._objects is not None or form is not self._form:
+            return None
+        array = self._arrow
+        return {name: array.field(array.type.get_field_index(name)) for name in wanted.names}
+
+    @property
     def objects(self) -> list[Any]:
         if self._objects is None:
             self._objects = self._read(self._arrow)
@@ -187,14 +345,12 @@ class MadeColumn(Column):
             self._raw = self._form.encode(self._arrow)
         return super().encoded(serde)
 
-    def picked(self, pick: Callable[[Any], Any]) -> "MadeColumn":
+    def picked(self, pick: Pick) -> "MadeColumn":
         assert self._serde is not None
         # With its array, because a user's function may have changed the objects meanwhile.
-        places = list(pick(range(len(self._arrow))))
-        array = self._arrow.take(places) if places else self._arrow[:0]
-        made = MadeColumn(array, self._read, self._serde, self._form)
-        made._raw = None if self._raw is None else pick(self._raw)
-        made._objects = None if self._objects is None else pick(self._objects)
+        made = MadeColumn(pick.of_array(self._arrow), self._read, self._serde, self._form)
+        made._raw = None if self._raw is None else _picked(self._raw, pick)
+        made._objects = None if self._objects is None else pick.of(self._objects)
         return made
 
 
@@ -235,12 +391,16 @@ class ContextColumn(Column):
         """The bytes under `serde` as it writes them elsewhere; never those that were read."""
         return Column(objects=self.objects).encoded(serde)
 
-    def picked(self, pick: Callable[[Any], Any]) -> "ContextColumn":
+    def fields(self, form: FieldForm, wanted: Wanted) -> None:
+        del form, wanted  # Its serde reads no bytes alone.
+
+    def picked(self, pick: Pick) -> "ContextColumn":
         assert self._raw is not None
         assert self._serde is not None
-        headers = None if self._headers is None else pick(self._headers)
-        made = ContextColumn(pick(self._raw), self._serde, self._topic, self._side, headers)
-        made._objects = None if self._objects is None else pick(self._objects)
+        headers = None if self._headers is None else _picked(self._headers, pick)
+        raw = pick.of(unpacked(self._raw))
+        made = ContextColumn(raw, self._serde, self._topic, self._side, headers)
+        made._objects = None if self._objects is None else pick.of(self._objects)
         return made
 
 
@@ -285,31 +445,42 @@ class Batch:
 
     def take(self, indices: Sequence[int]) -> "Batch":
         """Return the records at `indices`, in that order."""
-        return self._picked(lambda rows: _taken(rows, indices))
+        return self._picked(Taken(indices))
+
+    def where(self, mask: list[bool] | NDArray[np.bool_]) -> "Batch":
+        """Return the records for which the mask is true."""
+        return self._picked(Where(mask))
 
     def slice(self, start: int, stop: int) -> "Batch":
         """Return the records from `start` to `stop`, exclusive."""
-        return self._picked(lambda rows: rows[start:stop])
+        return self._picked(Span(start, stop))
 
     def without(self, places: Sequence[int]) -> "Batch":
         """Return the records but those at these places, which are in rising order."""
-        return self._picked(lambda rows: _left(rows, places)) if places else self
+        return self._picked(Left(places)) if places else self
 
     def headers_at(self, indices: Sequence[int]) -> "Sequence[tuple[Header, ...]] | None":
         """Return the headers of the records at `indices`, in that order; None if none has any."""
-        return None if self.headers is None else _taken(self.headers, indices)
+        return None if self.headers is None else _picked(self.headers, Taken(indices))
 
-    def _picked(self, pick: Callable[[Any], Any]) -> "Batch":
+    def _picked(self, pick: Pick) -> "Batch":
+        times = then = pick.of(self.timestamps)
+        if self.stream_times is not self.timestamps:
+            then = None if self.stream_times is None else pick.of(self.stream_times)
+        offsets = self.offsets
+        if offsets is not None:
+            # What is read in pieces is cut again and again.
+            offsets = offsets[piece] if (piece := pick.piece) else _PickedOffsets(offsets, pick)
         return Batch(
             keys=self.keys.picked(pick),
             values=self.values.picked(pick),
-            timestamps=pick(self.timestamps),
-            headers=None if self.headers is None else pick(self.headers),
+            timestamps=times,
+            headers=None if self.headers is None else _picked(self.headers, pick),
             topic=self.topic,
             partition=self.partition,
-            offsets=None if self.offsets is None else pick(self.offsets),
+            offsets=offsets,
             old_values=None if self.old_values is None else self.old_values.picked(pick),
-            stream_times=None if self.stream_times is None else pick(self.stream_times),
+            stream_times=then,
         )
 
     def with_columns(
@@ -413,16 +584,10 @@ def any_none(items: Iterable[object]) -> bool:
     return any(map(is_, items, repeat(None)))
 
 
-def _taken(column: Any, indices: Sequence[int]) -> Any:
-    if isinstance(column, LazyColumn):
-        return column.take(indices)
-    return column.taken(indices) if isinstance(column, PackedRows) else [column[i] for i in indices]
-
-
-def _left(rows: Any, places: Sequence[int]) -> Any:
+def _picked(rows: Any, pick: Pick) -> Any:
     if isinstance(rows, LazyColumn):
-        return rows.take(without(list(range(len(rows))), places))
-    return without(rows, places)
+        return rows.picked(pick)
+    return pick.of_packed(rows) if isinstance(rows, PackedRows) else pick.of(rows)
 
 
 def in_lots(

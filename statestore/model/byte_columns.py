@@ -148,13 +148,14 @@ class PackedRows(Sequence[bytes | None]):
                 found += self._codec.cut(column.part(first, stop))
         return found
 
-    def taken(self, places: Sequence[int]) -> "MaybePacked":
+    def taken(self, places: Sequence[int] | NDArray[np.intp]) -> "MaybePacked":
         """Return the rows at these places; in columns where they are many in rising order."""
         if len(places) >= _MANY:
-            wanted = np.array(places, np.int64)
+            wanted = np.asarray(places, np.int64)
             if (wanted[1:] > wanted[:-1]).all():
                 return self._taken(wanted)
-        return list(map(self.all().__getitem__, places))
+        # A few do not tell that somebody wants many as objects.
+        return list(map(self._made().__getitem__, places))
 
     def _taken(self, places: NDArray[np.int64]) -> "PackedRows":
         parts, start = list[ByteColumn](), 0
@@ -196,6 +197,9 @@ class PackedRows(Sequence[bytes | None]):
         """Return the rows as objects, which are made once."""
         if self._asked is not None:
             self._asked.objects = True
+        return self._made()
+
+    def _made(self) -> list[bytes | None]:
         if self._rows is None:
             self._rows = list(chain.from_iterable(map(self._codec.cut, self._columns)))
         return self._rows

@@ -9,7 +9,9 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from functools import cache, partial
-from typing import Any, Generic, Literal, NamedTuple, Protocol, overload
+from itertools import repeat
+from operator import is_
+from typing import Any, Generic, Literal, NamedTuple, Protocol, cast, overload
 
 from typing_extensions import TypeVar
 
@@ -279,6 +281,7 @@ class Serde(Generic[T]):
     _read: Callable[[bytes, SerdeContext], T] | None
     _place: _Place | None
     _recipe: tuple[Callable[..., Any], tuple[Any, ...]] | None
+    _write_all: Callable[[list[T]], list[bytes]] | None = field(compare=False)
 
     def __init__(
         self,
@@ -311,6 +314,7 @@ class Serde(Generic[T]):
             _read=read,
             _place=None,
             _recipe=None,
+            _write_all=None,
         )
 
     def __repr__(self) -> str:
@@ -322,6 +326,17 @@ class Serde(Generic[T]):
     def made_by(self, function: "Callable[..., Serde[T]]", *arguments: Any) -> "Serde[T]":
         """Return this serde so that it travels to other processes as a call of `function`."""
         return _of_fields({**_fields_of(self), "_recipe": (function, arguments)})
+
+    def writing_all(self, write_all: "Callable[[list[T]], list[bytes]]") -> "Serde[T]":
+        """Return this serde with a function that does for many values what `serialize` does."""
+        return _of_fields({**_fields_of(self), "_write_all": write_all})
+
+    def serialize_all(self, values: "list[T | None]") -> "list[bytes | None]":
+        """Return the bytes of values, and None for None; raises what `serialize` may raise."""
+        write_all, write = self._write_all, self.serialize
+        if write_all is None or any(map(is_, values, repeat(None))):
+            return [None if value is None else write(value) for value in values]
+        return cast("list[bytes | None]", write_all(cast("list[T]", values)))
 
     @property
     def recipe(self) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
@@ -479,6 +494,7 @@ def _placed(serde: Serde[T], place: _Place) -> Serde[T]:
         "deserialize": lambda data: read(data, context()),
         "_place": place,
         "_recipe": (_placed, (serde, place)),
+        "_write_all": None,
     }
     return _of_fields({**_fields_of(serde), **placed})
 

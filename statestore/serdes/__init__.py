@@ -28,7 +28,9 @@ UUID: Serde[uuid.UUID] = java_serdes.UUID
 VOID: Serde[None] = java_serdes.VOID
 
 
-JSON: Serde[Any] = Serde("JSON", typed_json.plain_json, msgspec.json.decode)
+JSON: Serde[Any] = Serde("JSON", typed_json.plain_json, msgspec.json.decode).writing_all(
+    typed_json.plain_json_of_all
+)
 MSGPACK: Serde[Any] = Serde("MSGPACK", typed_json.plain_msgpack, msgspec.msgpack.decode)
 # The type of JSON(a type) is the pipeline's; without it, the value is read as any other JSON.
 define(Constructor("JSON", arity=1, make=lambda _arguments, _by_name: JSON))

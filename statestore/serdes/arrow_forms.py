@@ -16,11 +16,13 @@ import pyarrow.compute
 
 from statestore.errors import Misuse
 from statestore.model.arrow_columns import Rows, pylist
+from statestore.model.batch import any_none
 from statestore.model.decoders import users_decoder
 from statestore.serdes.value_types import name_of
 
 # What Arrow takes as it is.
 _LEFT = (bytes, dt.datetime, dt.date, dt.time, dt.timedelta)
+_AT_ONCE = 1_000
 _encode_lines = msgspec.json.Encoder(order="deterministic").encode_lines
 
 
@@ -76,18 +78,30 @@ class TypedForm:
         read = self._read
         known = [read(row) for row in rows if row is not None]
         if self._fields:
-            columns = [
-                pa.array(
-                    taken if field.is_plain else builtins_of(taken),
-                    field.type,
-                )
-                for field in self._fields
-                for taken in (list(map(field.take, known)),)
-            ]
+            columns = [_array(field, list(map(field.take, known))) for field in self._fields]
             found = pa.StructArray.from_arrays(columns, fields=list(self.type))
         else:
             found = pa.array(builtins_of(known), self.type)
         return found if len(known) == len(rows) else _spread(found, rows)
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether the values have fields."""
+        return bool(self._fields)
+
+    def read(
+        self, decode: Callable[[bytes], Any], rows: Rows, names: set[str]
+    ) -> dict[str, pa.Array]:
+        """Return the columns of these fields of values, of which none is kept; of null, null."""
+        taken = {field: list[Any]() for field in self._fields if field.name in names}
+        # Values of a few rows are still in the processor's cache when they are freed.
+        for start in range(0, len(rows), _AT_ONCE):
+            some = rows[start : start + _AT_ONCE]
+            full = all(some)
+            values = [None if row is None else decode(row) for row in some]
+            for field, found in taken.items():
+                found.extend(map(field.take, values) if full else _taken(field, values))
+        return {field.name: _array(field, found) for field, found in taken.items()}
 
     def columns(self, values: list[Any], names: list[str], whole: str) -> dict[str, pa.Array]:
         """Return the columns of these fields, of values that were read; null where there is none.
@@ -98,20 +112,11 @@ class TypedForm:
             return {
                 name: pa.array(builtins_of(values), self.type) for name in names if name == whole
             }
-        some = None not in values
-        found = {}
-        for field in self._fields:
-            if field.name in names:
-                take = field.take
-                taken = list(
-                    map(take, values)
-                    if some
-                    else (None if value is None else take(value) for value in values)
-                )
-                found[field.name] = pa.array(
-                    taken if field.is_plain else builtins_of(taken), field.type
-                )
-        return found
+        return {
+            field.name: _array(field, _taken(field, values))
+            for field in self._fields
+            if field.name in names
+        }
 
     def is_exact(self, column: pa.Array) -> bool:
         """Tell whether each value can be written, and `objects` are what reading it would give."""
@@ -158,6 +163,17 @@ class TypedForm:
             if pa.types.is_floating(part.type) and not _is_finite(part):
                 return False
         return True
+
+
+def _taken(field: _Field, values: list[Any]) -> list[Any]:
+    take = field.take
+    if any_none(values):
+        return [None if value is None else take(value) for value in values]
+    return list(map(take, values))
+
+
+def _array(field: _Field, taken: list[Any]) -> pa.Array:
+    return pa.array(taken if field.is_plain else builtins_of(taken), field.type)
 
 
 def builtins_of(values: list[Any]) -> Any:

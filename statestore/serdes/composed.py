@@ -4,9 +4,10 @@ Each says at its end what its name tells: see serde_names.py.
 """
 
 import functools
+import operator
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -60,7 +61,11 @@ def placed_by(name: str) -> Place | None:
 def placing(serde: Serde[Any], keys: list[bytes | None]) -> list[bytes | None] | None:
     """Return the bytes that place keys under `serde`; None if these are the keys themselves."""
     place = placed_by(serde.name)
-    return None if place is None else [None if key is None else place(key) for key in keys]
+    if place is None:
+        return None
+    if all(keys):
+        return list(map(place, cast("list[bytes]", keys)))
+    return [None if key is None else place(key) for key in keys]
 
 
 def of_windowed(name: str) -> KeysInWindows | None:
@@ -69,9 +74,9 @@ def of_windowed(name: str) -> KeysInWindows | None:
     return None if found is None else found.windows()
 
 
-def without_last(key: bytes, count: int) -> bytes:
-    """Return a key without its last bytes."""
-    return key[:-count]
+def without_last(count: int) -> Place:
+    """Return what gives a key without so many last bytes, and is no function of Python."""
+    return operator.itemgetter(slice(None, -count))
 
 
 def _key_and(count: int, data: bytes) -> tuple[bytes, bytes]:
@@ -127,7 +132,7 @@ define(
         "WINDOWED",
         arity=2,
         make=lambda arguments, by_name: windowed(by_name(arguments[1]), int(arguments[0])),
-        place=lambda _: functools.partial(without_last, count=WINDOW_BYTES),
+        place=lambda _: without_last(WINDOW_BYTES),
         windows=_size_and_inner,
         accepts=lambda arguments: _is_int64(arguments[0]) and arguments[1] != "",
     )
@@ -164,7 +169,7 @@ define(
         "KEY_AT_TIME",
         arity=1,
         make=lambda arguments, by_name: key_at_time(by_name(*arguments)),
-        place=lambda _: functools.partial(without_last, count=AT_TIME_BYTES),
+        place=lambda _: without_last(AT_TIME_BYTES),
     )
 )
 
@@ -323,7 +328,7 @@ define(
         "SESSION",
         arity=1,
         make=lambda arguments, by_name: session_windowed(by_name(*arguments)),
-        place=lambda _: functools.partial(without_last, count=SESSION_BYTES),
+        place=lambda _: without_last(SESSION_BYTES),
         windows=lambda arguments: KeysInWindows(arguments[0], SESSION_BYTES, None),
     )
 )

@@ -1,8 +1,10 @@
 """JSON of one type: of a msgspec.Struct, a dataclass, a pydantic model, or another annotation."""
 
 import copyreg
-import typing
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
+from itertools import repeat
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +15,7 @@ from statestore.model.records import ArrowForm, Functions, Schema, Serde
 from statestore.serdes.value_types import checked, name_of
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
+_encode_lines = msgspec.json.Encoder(order="deterministic").encode_lines
 _pack = msgspec.msgpack.Encoder(order="deterministic").encode
 _sorted = msgspec.json.Encoder(order="sorted").encode
 _PLAIN: Final = frozenset({dict, list, tuple, str, bytes, int, float, bool})
@@ -35,6 +38,15 @@ def plain_json(value: Any) -> bytes:
     return _encode(value)
 
 
+def plain_json_of_all(values: list[Any]) -> list[bytes]:
+    """Return values as JSON, as `plain_json` does."""
+    if _PLAIN.issuperset(map(type, values)):
+        found = _encode_lines(values).split(b"\n")[:-1]
+        if len(found) == len(values):  # JSON of a user's own may have several lines.
+            return found
+    return list(map(plain_json, values))
+
+
 def plain_msgpack(value: Any) -> bytes:
     """Return a value as MessagePack, as `plain_json` does."""
     if type(value) not in _PLAIN:
@@ -46,10 +58,14 @@ def plain_msgpack(value: Any) -> bytes:
 def typed_json(kind: Any) -> Serde[Any]:
     """Return the serde of values of this type; the same object whenever it is asked for."""
     is_pydantic = hasattr(kind, "__pydantic_validator__")
-    schema, functions = (_by_pydantic if is_pydantic else _by_msgspec)(kind)
-    made: Serde[Any] = Serde(
-        f"JSON({name_of(kind)})", *functions, schema=schema, arrow=partial(_arrow_form, kind)
-    )
+    name, arrow = f"JSON({name_of(kind)})", partial(_arrow_form, kind)
+    made: Serde[Any]
+    if is_pydantic:
+        schema, functions = _by_pydantic(kind)
+        made = Serde(name, *functions, schema=schema, arrow=arrow)
+    else:
+        schema, functions, write_all = _by_msgspec(kind)
+        made = Serde(name, *functions, schema=schema, arrow=arrow).writing_all(write_all)
     return made.made_by(typed_json, kind)
 
 
@@ -60,7 +76,7 @@ def _arrow_form(kind: Any) -> ArrowForm:
     return TypedForm(kind, typed_json(kind).deserialize)
 
 
-def _again(meta: msgspec.Meta) -> tuple[typing.Callable[[], msgspec.Meta], tuple[()]]:
+def _again(meta: msgspec.Meta) -> tuple[Callable[[], msgspec.Meta], tuple[()]]:
     return partial(msgspec.Meta, **dict(meta.__rich_repr__())), ()
 
 
@@ -103,17 +119,19 @@ def _without_ref(schema: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key != "$ref"}
 
 
-def _by_msgspec(kind: Any) -> tuple[Schema, Functions[Any]]:
+def _by_msgspec(
+    kind: Any,
+) -> tuple[Schema, Functions[Any], Callable[[list[Any]], list[bytes]]]:
     try:
         schema = Schema("JSON", _sorted(msgspec.json.schema(kind)).decode())
-        decode = users_decoder(kind).decode
+        decoder = users_decoder(kind)
     except (TypeError, ValueError, NameError) as error:
         why = str(error).splitlines()[-1]
         raise Misuse(
             f"serdes.json({name_of(kind)}): {why}; pass a msgspec.Struct, a dataclass, a "
             "pydantic model, or a type made of these and of what JSON has"
         ) from error
-    klass, name = checked(kind), name_of(kind)
+    klass, name, decode = checked(kind), name_of(kind), decoder.decode
 
     def write(value: Any) -> bytes:
         if not isinstance(value, klass):
@@ -127,7 +145,17 @@ def _by_msgspec(kind: Any) -> tuple[Schema, Functions[Any]]:
         decode(data)
         return data
 
-    return schema, (write, decode)
+    def write_all(values: list[Any]) -> list[bytes]:
+        if all(map(isinstance, values, repeat(klass))):
+            with suppress(Exception):
+                lines = _encode_lines(values)
+                found = lines.split(b"\n")[:-1]
+                # JSON of a user's own may have several lines, or be empty.
+                if len(found) == len(values) == len(decoder.decode_lines(lines)):
+                    return found
+        return list(map(write, values))
+
+    return schema, (write, decode), write_all
 
 
 def _by_pydantic(kind: Any) -> tuple[Schema, Functions[Any]]:

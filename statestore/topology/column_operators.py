@@ -51,9 +51,11 @@ def filtered(
 
             def push(batch: Batch) -> None:
                 mask = held.of(node, batch)[WHOLE].fill_null(value=False)
-                kept = (mask if keeps else ~mask).arg_true().to_list()
-                if kept:
-                    forward(batch if len(kept) == len(batch) else batch.take(kept), None)
+                kept = (mask if keeps else ~mask).to_numpy()
+                if kept.all():
+                    forward(batch, None)
+                elif kept.any():
+                    forward(batch.where(kept), None)
 
             return push
 

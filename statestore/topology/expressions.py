@@ -7,8 +7,9 @@ computed row by row is refused where the pipeline is written, and so are columns
 not fit.
 
 Values are decoded by their serde, one by one (docs/adr/0044). Only the fields that an expression
-names become columns. A record that cannot be computed fails alone: it is found by halving, since no
-row depends on another one.
+names become columns, and the objects are kept only where somebody else asks for them
+(docs/adr/0058). A record that cannot be computed fails alone: it is found by halving, since no row
+depends on another one.
 """
 
 import io
@@ -20,7 +21,7 @@ import polars as pl
 import pyarrow as pa
 
 from statestore.errors import Misuse
-from statestore.model.batch import Batch
+from statestore.model.batch import Batch, Column, Wanted
 from statestore.model.records import Serde
 from statestore.serdes.arrow_forms import TypedForm
 from statestore.topology.failures import Finding, InArrow, Stage, decoded, decoded_in_arrow, failed
@@ -84,6 +85,7 @@ class Expressions:
                     f"{', '.join(types)}"
                 )
         self._types = {name: types[name] for name in self._names}
+        self._wanted = Wanted(self._names)
         self.types = self._checked(where)
 
     def _checked(self, where: str) -> dict[str, Any]:
@@ -127,6 +129,9 @@ class Expressions:
     def _cells(self, node: str, batch: Batch) -> Cells:
         form, names = self._how.form, self._names
         if isinstance(form, TypedForm):
+            fields = self._fields(form, batch.values)
+            if fields is not None:
+                return lambda low, high: {n: one[low:high] for n, one in fields.items()}
             values = decoded(node, batch, "value")
             return lambda low, high: form.columns(values[low:high], names, whole=WHOLE)
         whole = decoded_in_arrow(node, batch, "value", self._how)
@@ -137,6 +142,15 @@ class Expressions:
         else:
             children = dict.fromkeys(names, whole)
         return lambda low, high: {n: one[low:high] for n, one in children.items()}
+
+    def _fields(self, form: TypedForm, values: Column) -> dict[str, pa.Array] | None:
+        """Return the fields of values that nobody needs otherwise; None: there are objects."""
+        if not form.has_fields:
+            return None
+        try:
+            return values.fields(form, self._wanted)
+        except Exception:  # noqa: BLE001  # of objects, it is told which record fails
+            return None
 
 
 def _types(kind: pa.DataType) -> dict[str, pa.DataType]:

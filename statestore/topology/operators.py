@@ -8,7 +8,8 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from operator import length_hint
+from itertools import starmap
+from operator import length_hint, not_, truth
 from typing import Any
 
 from statestore.model.batch import Batch, Column
@@ -29,8 +30,7 @@ def filtered(node: str, predicate: Callable[[Any, Any], object]) -> Build:
     """Build a node that keeps the records for which the predicate holds."""
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
-        kept = [i for i, (key, value) in enumerate(rows) if predicate(key, value)]
-        return batch if len(kept) == len(batch) else batch.take(kept)
+        return _where(batch, list(map(truth, starmap(predicate, rows))))
 
     return _guarded(node, transform, "key", "value")
 
@@ -39,8 +39,7 @@ def rejected(node: str, predicate: Callable[[Any, Any], object]) -> Build:
     """Build a node that drops the records for which the predicate holds."""
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
-        kept = [i for i, (key, value) in enumerate(rows) if not predicate(key, value)]
-        return batch if len(kept) == len(batch) else batch.take(kept)
+        return _where(batch, list(map(not_, starmap(predicate, rows))))
 
     return _guarded(node, transform, "key", "value")
 
@@ -140,8 +139,7 @@ def filtered_records(node: str, predicate: Callable[[Record[Any, Any]], object])
     """Build a node that keeps the records for which the predicate of a record holds."""
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
-        kept = [i for i, record in enumerate(_records(batch, rows)) if predicate(record)]
-        return batch if len(kept) == len(batch) else batch.take(kept)
+        return _where(batch, list(map(truth, map(predicate, _records(batch, rows)))))
 
     return _guarded(node, transform, "key", "value")
 
@@ -236,6 +234,10 @@ def hand_out(
     for child, indices in chosen:
         if indices and child is not None:
             forward(batch.take(indices), child)
+
+
+def _where(batch: Batch, mask: list[bool]) -> Batch:
+    return batch if all(mask) else batch.where(mask)
 
 
 def _guarded(node: str, transform: Transform[Batch], *sides: str, wanted: str = "") -> Build:

@@ -9,7 +9,6 @@ expired history or tombstones; a tombstone only ends the version before it.
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -415,7 +414,7 @@ def placing_keys(keys: list[bytes | None], kind: str, key_serde: str | None) -> 
     """Return the bytes that a producer would hash, for the keys that determine a partition."""
     span = _SPANS.get(kind)
     if span is not None:
-        place: Callable[[bytes], bytes] | None = partial(composed.without_last, count=span)
+        place: Callable[[bytes], bytes] | None = composed.without_last(span)
     else:
         place = None if key_serde is None else composed.placed_by(key_serde)
     if place is not None:

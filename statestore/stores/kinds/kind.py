@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self, cast
 
 from statestore.errors import Misuse
 from statestore.model.batch import Batch
@@ -310,6 +310,8 @@ class StoreKind(ABC):
         changes: Changes = store.table.changes(otherwise_ms)
         logged = Changes([], [], [])
         keys = self.logged_keys(changes.keys)
+        if None not in keys:
+            return changes._replace(keys=cast("list[bytes]", keys))
         for key, value, time in zip(keys, changes.values, changes.times, strict=True):
             if key is not None:
                 logged.keys.append(key)

@@ -5,12 +5,12 @@ Keeps I24.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from statestore.model.batch import Batch, Column, MadeColumn, any_none
+from statestore.model.batch import Batch, Column, FieldForm, MadeColumn, Wanted, any_none
 from statestore.model.records import Serde
 from statestore.stores.kinds.registry import kind_of
 from statestore.stores.specs import StoreSpec
@@ -59,10 +59,9 @@ class Values:
         None if some are null, of another type, or too large. `field` is what `serde` calls it, and
         `take` takes it from a value.
         """
-        if isinstance(self._column, MadeColumn) and self._places is None:
-            array = self._column.unread(serde)
-            if array is not None:
-                return _numbers_in(array, field, kind)
+        array = self._array(serde, field)
+        if array is not None:
+            return _numbers_in(array, kind)
         values = self.objects
         if any_none(values):
             return None
@@ -74,10 +73,21 @@ class Values:
         except OverflowError:
             return None
 
+    def _array(self, serde: Serde[Any], field: str | None) -> Any:
+        """Return the values, or that field of them, as an Arrow array; None: there are objects."""
+        column = self._column
+        if not column.has_fields:
+            return None
+        if field is None:
+            array = column.unread(serde) if isinstance(column, MadeColumn) else None
+        else:
+            form = cast("FieldForm", serde.arrow_form())
+            found = column.fields(form, Wanted([field]))
+            array = None if found is None else found[field]
+        return array if array is None or self._places is None else array.take(self._places)
 
-def _numbers_in(array: Any, field: str | None, kind: type) -> NDArray[Any] | None:
-    if field is not None:
-        array = array.field(array.type.get_field_index(field))
+
+def _numbers_in(array: Any, kind: type) -> NDArray[Any] | None:
     if array.null_count or str(array.type) != _NAMES[kind]:
         return None
     made: NDArray[Any] = array.to_numpy(zero_copy_only=False)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from statestore import serdes
 from statestore.model import big_endian
-from statestore.model.batch import Batch, Column, MadeColumn, any_none
+from statestore.model.batch import Batch, Column, any_none
 from statestore.model.byte_columns import MaybePacked, PackedRows, unpacked
 from statestore.model.records import Serde
 from statestore.stores.specs import KeyValueSpec
@@ -62,11 +62,13 @@ class Placed(NamedTuple):
     """The rows in which the records of a batch count, in the order of the records.
 
     `rows` has None for a record that counts in none. `places` has the index of each row's record;
-    None: each record has one entry, in its place.
+    None: each record has one entry, in its place. `times` are those of the batch, where they are
+    known as an array.
     """
 
     rows: MaybePacked | RowsOfWindows
     places: list[int] | None = None
+    times: NDArray[np.int64] | None = None
 
     def over(self, batch: Batch) -> Batch:
         """Return the batch with one record for each entry."""
@@ -101,6 +103,8 @@ class Keying(NamedTuple):
         NodeFailed for the records whose key cannot be decoded.
         """
         read, at = self.serde.deserialize, self.prefix
+        if self.serde is serdes.BYTES:
+            return [row[at:] for row in rows]
         try:
             return [read(row[at:]) for row in rows]
         except Exception:
@@ -142,7 +146,7 @@ def _counting(how: Aggregation[Any], keying: Keying, context: NodeContext, tell:
             _drop(context, node, batch, dropped, "null_value")
             for i in valueless:
                 rows[i] = None
-        found = _distinct(rows, came)
+        found = _distinct(rows, came, None if placed.places else placed.times)
         if found.none:
             _drop(context, node, batch, keying.without_key(node, batch), "null_key")
         if not found.rows:
@@ -181,12 +185,17 @@ class _Distinct(NamedTuple):
     none: int
 
 
-def _distinct(rows: MaybePacked | RowsOfWindows, times: list[int]) -> _Distinct:
-    """Return the distinct rows, in byte order so that neither look-up nor commit has to sort."""
+def _distinct(
+    rows: MaybePacked | RowsOfWindows, times: list[int], array: NDArray[np.int64] | None
+) -> _Distinct:
+    """Return the distinct rows, in byte order so that neither look-up nor commit has to sort.
+
+    `array` has the times, too, if somebody made one.
+    """
     places, numbers, made = _numbered(rows)
     last = np.empty(len(made), np.int64)
     last[numbers] = places  # Of equal numbers, the last assignment stays.
-    if in_order(times):
+    if in_order(times) if array is None else (array[1:] >= array[:-1]).all():
         latest = list(map(times.__getitem__, last.tolist()))
     else:
         largest = np.full(len(made), np.iinfo(np.int64).min)
@@ -290,7 +299,7 @@ def _folding(how: Aggregation[Any], keying: Keying, context: NodeContext, tell: 
     def push(batch: Batch) -> None:
         placed = keying.place(batch)
         shared = placed.places is not None and not how.fold.stable
-        if shared or not isinstance(batch.values, MadeColumn):
+        if shared or not batch.values.has_fields:
             decoded(how.node, batch, "value")  # Each value once, however many rows it counts in.
         batch = placed.over(batch)
         found, values = _with_values(context, how.node, batch, keying, placed)
@@ -320,18 +329,19 @@ class _Folding:
         """
         stored = table.get_many(found.rows)
         decode = self.how.spec.value_serde.deserialize
-        names = self.keying.names(self.how.node, batch, found.rows)
         values = [None if old is None else decode(old) for old in stored]
         if self.how.every_update:
             stamps = _Stamps(table, found.rows, batch.timestamps)
             noted = _Noted(self.how, stamps, batch, found, stored)
-            self._step_all(batch, found, records.objects, names, values, noted)
+            self._step_all(batch, found, records.objects, values, noted)
             return noted.running, noted.times, noted.updates
         begun: list[int] = []
         made = self._many(found, records, values)
         if made is None:
             made, objects = values, records.objects
-            begun = self._step_all(batch, found, objects, names, values, None)
+            begun = self._step_all(batch, found, objects, values, None)
+        elif self.keying.serde is not serdes.BYTES:
+            self.keying.names(self.how.node, batch, found.rows)  # Keys that cannot be read fail.
         times = _times_of(table, batch, found, stored, begun)
         after = self._encoded(made)
         return after, times, _last_of(found, times, after, stored)
@@ -355,7 +365,6 @@ class _Folding:
         batch: Batch,
         found: _Distinct,
         records: list[Any],
-        names: list[Any],
         values: list[Any],
         noted: "_Noted | None",
     ) -> list[int]:
@@ -365,6 +374,7 @@ class _Folding:
         which there was no row.
         """
         initial, step, *_ = self.how.fold
+        names = self.keying.names(self.how.node, batch, found.rows)
         stable, places, numbers = self.how.fold.stable, found.places.tolist(), found.numbers
         unchanged = serdes.unchanged(self.how.spec.value_serde)
         begun: list[int] = []
@@ -400,9 +410,9 @@ class _Folding:
             raise failed_at(self.how.node, batch, place, error) from error
 
     def _encoded(self, values: list[Any]) -> list[bytes | None]:
-        serialize = self.how.spec.value_serde.serialize
+        serde: Serde[Any] = self.how.spec.value_serde
         try:
-            return [None if value is None else serialize(value) for value in values]
+            return serde.serialize_all(values)
         except Exception:  # noqa: BLE001  # one by one, it is told which value does not fit
             return list(map(self.how.encode, values))
 
@@ -469,19 +479,24 @@ def _with_values(
     A value must not be null, if the keying says so.
     """
     column, rows = batch.values, placed.rows
-    values = () if isinstance(column, MadeColumn) else decoded(node, batch, "value")
     valueless: list[int] = []
-    if keying.drops_nulls and any_none(values):
+    if column.has_fields:
+        nulls = column.nulls() if keying.drops_nulls else []
+    else:
+        values = decoded(node, batch, "value")
+        some = keying.drops_nulls and any_none(values)
+        nulls = [i for i, value in enumerate(values) if value is None] if some else []
+    if nulls:
         rows = placed.objects().copy()
-        valueless = [i for i, value in enumerate(values) if value is None and rows[i] is not None]
+        valueless = [i for i in nulls if rows[i] is not None]
         for i in valueless:
             rows[i] = None
-    found = _distinct(rows, batch.timestamps)
+    found = _distinct(rows, batch.timestamps, None if placed.places else placed.times)
     if not found.none:
         return found, Values(column)
     # A record that has a key but no row was dropped, and counted, by the Keying.
-    nulls = sorted({*valueless, *keying.without_key(node, batch)})
-    _drop(context, node, batch, nulls, "null_key_or_value" if keying.drops_nulls else "null_key")
+    gone = sorted({*valueless, *keying.without_key(node, batch)})
+    _drop(context, node, batch, gone, "null_key_or_value" if keying.drops_nulls else "null_key")
     return found, Values(column, found.places.tolist())
 
 

@@ -193,7 +193,7 @@ def _placed(
     if missed.any():
         dropped = np.flatnonzero((counts == 0) & (missed > 0)).tolist()
         clock.drop_late(batch, dropped, int(missed.sum()))
-    return _rows(keys, still_open, counts, step)
+    return _rows(keys, still_open, counts, step)._replace(times=times)
 
 
 def _rows(
