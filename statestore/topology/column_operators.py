@@ -6,7 +6,7 @@ deployed topology.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import polars as pl
 import pyarrow as pa
@@ -42,7 +42,7 @@ def filtered(
 
     Misuse if it gives no booleans.
     """
-    where, serde, given = _place(verb, name), flow.value_serde, {WHOLE: predicate}
+    where, serde, given = place_of(verb, name), flow.value_serde, {WHOLE: predicate}
     made = _predicate(where, serde, predicate)
 
     def make(node: str) -> Build:
@@ -109,51 +109,88 @@ def mapped_values(flow: Flow, given: Any, value_serde: Serde[Any] | None, name: 
 
     Without a serde, the values are JSON of the expressions' types. Misuse if the serde has others.
     """
-    where, source = _place("map_values", name), flow.value_serde
-    whole = not isinstance(given, Mapping)
-    named = {WHOLE: given} if whole else dict(given)
-    if not named:
-        raise Misuse(f"{where}: the dict has no expressions: pass {{name: expression}}")
-    for field in named:
-        if not isinstance(field, str):
-            raise Misuse(f"{where}: the name of an expression is {field!r:.99}, want a str")
-    made = Expressions(where, source, named)
-    kind = _assembled(where, made.types, whole=whole)
-    serde = derived_json(shape_of(kind, where)) if value_serde is None else value_serde
-    form = serde.arrow_form()
-    if form is None:
-        raise Misuse(
-            f"{where}: the serde {serde.name} has no columns: leave out value_serde, or pass "
-            "one that has, as serdes.json(Type)"
-        )
-    try:
-        fitted(pa.nulls(0, kind), form.type, "the value")
-    except (TypeError, pa.ArrowException) as error:
-        raise Misuse(
-            f"{where}: {error}; write the expressions so, or pass another value_serde"
-        ) from error
+    values = NewValues.checked(place_of("map_values", name), flow.value_serde, given, value_serde)
 
     def make(node: str) -> Build:
         def build(_context: NodeContext, forward: Forward) -> Push:
-            held, written = Expressions(where, source, named), serde.arrow_form()
-            assert written is not None
+            held = values.expressions()
 
             def push(batch: Batch) -> None:
-                column = _joined(held.of(node, batch), whole=whole)
-                made = None
-                if value_serde is None and not batch.values.nulls():
-                    made = _in_columns(column, serde, written)
-                if made is None:
-                    rows = encoded_column(node, batch, column, InArrow(serde, written))
-                    made = Column(raw=rows, serde=serde)
+                made = values.column(node, batch, held.of(node, batch))
                 forward(batch.with_columns(values=made), None)
 
             return push
 
         return build
 
-    node = flow.add("KSTREAM-MAPVALUES", name, make, says=str(made))
-    return replace(flow, node=node, value_serde=serde)
+    node = flow.add("KSTREAM-MAPVALUES", name, make, says=str(values.expressions()))
+    return replace(flow, node=node, value_serde=values.serde)
+
+
+class NewValues(NamedTuple):
+    """Values that an expression or, `whole` false, several make of those of a serde.
+
+    They are written by `serde`. It `is_derived` from the expressions' types unless one was given.
+    `beside`: the serde of the table's rows that they are made of, too.
+    """
+
+    where: str
+    source: Serde[Any]
+    beside: Serde[Any] | None
+    named: dict[str, Any]
+    serde: Serde[Any]
+    whole: bool
+    is_derived: bool
+
+    @classmethod
+    def checked(
+        cls,
+        where: str,
+        source: Serde[Any],
+        given: Any,
+        value_serde: Serde[Any] | None,
+        beside: Serde[Any] | None = None,
+    ) -> "NewValues":
+        """Return what makes the values; Misuse if they do not fit the serde that was given."""
+        whole = not isinstance(given, Mapping)
+        named = {WHOLE: given} if whole else dict(given)
+        if not named:
+            raise Misuse(f"{where}: the dict has no expressions: pass {{name: expression}}")
+        for field in named:
+            if not isinstance(field, str):
+                raise Misuse(f"{where}: the name of an expression is {field!r:.99}, want a str")
+        made = Expressions(where, source, named, beside)
+        kind = _assembled(where, made.types, whole=whole)
+        serde = derived_json(shape_of(kind, where)) if value_serde is None else value_serde
+        form = serde.arrow_form()
+        if form is None:
+            raise Misuse(
+                f"{where}: the serde {serde.name} has no columns: leave out value_serde, or pass "
+                "one that has, as serdes.json(Type)"
+            )
+        try:
+            fitted(pa.nulls(0, kind), form.type, "the value")
+        except (TypeError, pa.ArrowException) as error:
+            raise Misuse(
+                f"{where}: {error}; write the expressions so, or pass another value_serde"
+            ) from error
+        return cls(where, source, beside, named, serde, whole, value_serde is None)
+
+    def expressions(self) -> Expressions:
+        """Return what computes them."""
+        return Expressions(self.where, self.source, self.named, self.beside)
+
+    def column(self, node: str, batch: Batch, found: Mapping[str, pl.Series]) -> Column:
+        """Return the values of a batch; NodeFailed if one cannot be written."""
+        form = self.serde.arrow_form()
+        assert form is not None
+        column = _joined(found, whole=self.whole)
+        if self.is_derived and not batch.values.nulls():
+            made = _in_columns(column, self.serde, form)
+            if made is not None:
+                return made
+        rows = encoded_column(node, batch, column, InArrow(self.serde, form))
+        return Column(raw=rows, serde=self.serde)
 
 
 def keyed(
@@ -168,7 +205,7 @@ def keyed(
 
     Without a serde, keys have that of the expression's type. Misuse if the serde has another.
     """
-    where, serde, named = _place(verb, label or name), flow.value_serde, {WHOLE: given}
+    where, serde, named = place_of(verb, label or name), flow.value_serde, {WHOLE: given}
     made = Expressions(where, serde, named)
     keys = _key_serde(where, made, key_serde)
 
@@ -188,7 +225,8 @@ def keyed(
     return flow.keyed_anew(node, key_serde=keys, value_serde=serde)
 
 
-def _place(verb: str, name: str | None) -> str:
+def place_of(verb: str, name: str | None) -> str:
+    """Return how messages call an operator."""
     return verb if name is None else f"{verb} {name!r}"
 
 

@@ -15,10 +15,13 @@ depends on another one.
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from itertools import compress
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from statestore.errors import Misuse
 from statestore.model.batch import Batch, Column, Wanted
@@ -63,28 +66,63 @@ Cells = Callable[[int, int], dict[str, pa.Array]]
 """From the first place and the one behind the last to the columns of these records."""
 
 
-class Expressions:
-    """Expressions over the values of one serde, by the names of their results."""
+class Met(NamedTuple):
+    """The rows of a table that records met: `of` has the place of each one's row among `rows`.
 
-    def __init__(self, where: str, serde: Serde[Any], expressions: Mapping[str, Any]) -> None:
+    A row is None where there is none.
+    """
+
+    rows: list[Any]
+    of: NDArray[np.intp]
+
+    def where(self, kept: NDArray[np.bool_]) -> "Met":
+        """Return what these records met, and no row that none of them met."""
+        if kept.all():
+            return self
+        of = self.of[kept]
+        used = np.zeros(len(self.rows), np.bool_)
+        used[of] = True
+        return Met(list(compress(self.rows, used.tolist())), (np.cumsum(used) - 1)[of])
+
+
+class Expressions:
+    """Expressions over the values of one serde, by the names of their results.
+
+    With a table's serde `beside` them, they are over the rows of the table, too. A field that both
+    have is called as Polars calls it in a join of its own: that of the row has `_right` behind it.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        serde: Serde[Any],
+        expressions: Mapping[str, Any],
+        beside: Serde[Any] | None = None,
+    ) -> None:
         """Misuse, naming `where`, if one cannot be computed row by row of such values."""
-        form = serde.arrow_form()
-        if form is None:
-            raise Misuse(
-                f"{where}: the value has the serde {serde.name}, which says nothing about columns: "
-                "pass value_serde=serdes.json(Type) to the source, or use a function"
-            )
-        self._how = InArrow(serde, form)
+        self._how = _in_arrow(where, "the value", "to the source", serde)
+        self._beside: InArrow | None = None
         self._made = {name: _own(where, name, one) for name, one in expressions.items()}
-        self._names = sorted({name for one in self._made.values() for name in _roots(one)})
-        types = _types(form.type)
-        for name in self._names:
+        names = sorted({name for one in self._made.values() for name in _roots(one)})
+        mine, fields = _types(self._how.form.type), dict[str, str]()
+        types = dict(mine)
+        if beside is not None:
+            self._beside = _in_arrow(where, "the table's value", "to the table", beside)
+            for field, kind in _types(self._beside.form.type).items():
+                name = f"{field}_right" if field in mine else field
+                if name not in mine:
+                    fields[name], types[name] = field, kind
+        for name in names:
             if name not in types:
+                sides = serde.name if beside is None else f"{serde.name} and {beside.name}"
+                has = "has" if beside is None else "have"
                 raise Misuse(
-                    f"{where}: there is no column {name!r} in {serde.name}, which has "
+                    f"{where}: there is no column {name!r} in {sides}, which {has} "
                     f"{', '.join(types)}"
                 )
-        self._types = {name: types[name] for name in self._names}
+        self._names = [name for name in names if name in mine]
+        self._fields = {name: fields[name] for name in names if name in fields}
+        self._types = {name: types[name] for name in names}
         self._wanted = Wanted(self._names)
         self.types = self._checked(where)
 
@@ -110,9 +148,18 @@ class Expressions:
             str(one) if name == WHOLE else f"{name}={one}" for name, one in self._made.items()
         )
 
-    def of(self, node: str, batch: Batch) -> dict[str, pl.Series]:
-        """Return the results for a batch; NodeFailed if some records do not decode or compute."""
-        cells = self._cells(node, batch)
+    def read(self, node: str, batch: Batch) -> None:
+        """Read what the expressions need of a batch; NodeFailed if some records do not decode."""
+        self._cells(node, batch)
+
+    def of(self, node: str, batch: Batch, met: Met | None = None) -> dict[str, pl.Series]:
+        """Return the results for a batch; NodeFailed if some records do not decode or compute.
+
+        `met`: the rows that its records met.
+        """
+        mine = cells = self._cells(node, batch)
+        if met is not None:
+            cells = lambda low, high: mine(low, high) | self._theirs(met, low, high)  # noqa: E731
         try:
             return self._some(cells, 0, len(batch))
         except Exception as error:
@@ -126,24 +173,33 @@ class Expressions:
                 raise TypeError(f"{self._made[name]} is {one.dtype}, want {self.types[name]}")
         return found
 
+    def _theirs(self, met: Met, low: int, high: int) -> dict[str, pa.Array]:
+        """Return the columns of the rows that records met, from the place `low` to `high`."""
+        assert self._beside is not None
+        serde, form = self._beside
+        rows, of = met.rows, met.of[low:high]
+        if high - low < len(met.of):
+            # Only a row that fails is to fail its record.
+            rows, of = [rows[place] for place in of.tolist()], np.arange(len(of))
+        fields = list(self._fields.values())
+        if isinstance(form, TypedForm):
+            columns = form.columns(rows, fields, whole=WHOLE)
+        else:
+            columns = _parts_of(form.decode(serde.serialize_all(rows)), fields)
+        return {name: columns[field].take(of) for name, field in self._fields.items()}
+
     def _cells(self, node: str, batch: Batch) -> Cells:
         form, names = self._how.form, self._names
         if isinstance(form, TypedForm):
-            fields = self._fields(form, batch.values)
+            fields = self._read(form, batch.values)
             if fields is not None:
-                return lambda low, high: {n: one[low:high] for n, one in fields.items()}
+                return lambda low, high: {n: fields[n][low:high] for n in names}
             values = decoded(node, batch, "value")
             return lambda low, high: form.columns(values[low:high], names, whole=WHOLE)
-        whole = decoded_in_arrow(node, batch, "value", self._how)
-        if pa.types.is_struct(whole.type):
-            parts = {one: whole.type.get_field_index(one) for one in names}
-            flat = whole.flatten()
-            children = {one: flat[place] for one, place in parts.items()}
-        else:
-            children = dict.fromkeys(names, whole)
+        children = _parts_of(decoded_in_arrow(node, batch, "value", self._how), names)
         return lambda low, high: {n: one[low:high] for n, one in children.items()}
 
-    def _fields(self, form: TypedForm, values: Column) -> dict[str, pa.Array] | None:
+    def _read(self, form: TypedForm, values: Column) -> dict[str, pa.Array] | None:
         """Return the fields of values that nobody needs otherwise; None: there are objects."""
         if not form.has_fields:
             return None
@@ -151,6 +207,24 @@ class Expressions:
             return values.fields(form, self._wanted)
         except Exception:  # noqa: BLE001  # of objects, it is told which record fails
             return None
+
+
+def _in_arrow(where: str, what: str, way_out: str, serde: Serde[Any]) -> InArrow:
+    form = serde.arrow_form()
+    if form is None:
+        raise Misuse(
+            f"{where}: {what} has the serde {serde.name}, which says nothing about columns: pass "
+            f"value_serde=serdes.json(Type) {way_out}, or use a function"
+        )
+    return InArrow(serde, form)
+
+
+def _parts_of(whole: pa.Array, names: Sequence[str]) -> dict[str, pa.Array]:
+    """Return these fields of a column; a column without fields is each of them."""
+    if not pa.types.is_struct(whole.type):
+        return dict.fromkeys(names, whole)
+    flat = whole.flatten()
+    return {name: flat[whole.type.get_field_index(name)] for name in names}
 
 
 def _types(kind: pa.DataType) -> dict[str, pa.DataType]:

@@ -357,3 +357,53 @@ def test_numbers_are_the_same_to_the_last_bit_wherever_batches_end(
             told = [[repr(one.value) for one in driver.read(topic)] for topic in ("out", "kept")]
             found.append(told)
     assert found[0] == found[1] == found[2]
+
+
+def mixed(order: ss.Serde[Any], *, columns: bool) -> ss.Topology:
+    """Expressions before and behind functions that change what they are given."""
+    amount: Any = pl.col("amount")
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING, value_serde=BILL)
+    orders = builder.stream("in", value_serde=order)
+    if columns:
+        some = orders.filter(amount > 1)
+    else:
+        some = orders.filter(lambda _k, one: one is not None and one.amount > 1)
+
+    def raise_amount(_key: Any, one: Any) -> None:
+        one.amount += 10
+
+    first = some.filter(amount > 3) if columns else some.filter(lambda _k, one: one.amount > 3)
+    first.to("first", value_serde=order)
+    changed = some.peek(raise_amount)
+    if columns:
+        told = changed.map_values({"number": amount, "customer": pl.col("customer")})
+        numbers = told.map_values(pl.col("number"), value_serde=serdes.INT64)
+    else:
+        numbers = changed.map_values(lambda one: one.amount, value_serde=serdes.INT64)
+    numbers.to("numbers")
+    sums = some.group_by_key().aggregate({"sum": ss.agg.sum("amount")}, materialized="sums")
+    sums.to_stream().to("sums")
+    return builder.build()
+
+
+AMOUNTS = st.lists(st.integers(0, 8), min_size=1, max_size=10)
+
+
+@settings(max_examples=30, deadline=None)
+@given(amounts=AMOUNTS, size=st.integers(1, 10))
+def test_functions_between_expressions_change_what_later_ones_see(
+    amounts: list[int], size: int
+) -> None:
+    order = SERDES["json"]
+    found = []
+    for columns, together in ((False, 1), (True, size), (True, 1)):
+        with TopologyTestDriver(mixed(order, columns=columns)) as driver:
+            for start in range(0, len(amounts), together):
+                some = [
+                    ("k", Order("c", amount, 0.5, EPOCH), 0)
+                    for amount in amounts[start : start + together]
+                ]
+                driver.pipe_all("in", some)
+            told = [[one.value for one in driver.read(topic)] for topic in ("first", "numbers")]
+            found.append((told, driver.store("sums").get("k")))
+    assert found[0] == found[1] == found[2]

@@ -1,10 +1,11 @@
 """JSON of one type: msgspec, dataclasses, pydantic, and types made of them."""
 
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict, cast
 
 import cloudpickle
 import msgspec
@@ -208,3 +209,58 @@ def test_a_value_of_another_type_says_side_type_serde_and_keyword() -> None:
         pytest.raises(SerdeMismatch, match=expected),
     ):
         driver.pipe("in", "a", Struct("ann"))
+
+
+class Texts(msgspec.Struct):
+    raw: msgspec.Raw
+    price: float = 0.0
+
+
+SEVERAL: list[tuple[ss.Serde[Any], list[Any]]] = [
+    (serdes.json(Struct), [Struct("a", 1), None, Struct("b\nc")]),
+    (serdes.json(Struct), [Struct("a", 1), Struct("b\nc"), Struct("", 2**63)]),
+    (serdes.json(cast("Any", Struct | None)), [Struct("a"), None]),
+    (serdes.json(Plain), [Plain("a", 1, {"x": 1}), Plain("b")]),
+    (serdes.json(Model), [Model(customer="a"), Model(customer="b", Cents=3)]),
+    (serdes.json(Texts), [Texts(msgspec.Raw(b"[1,\n2]")), Texts(msgspec.Raw(b"1"))]),
+    (serdes.json(Numbered), [Numbered({1: Struct("a")}), Numbered({})]),
+    (serdes.json(dict[int, int]), [{1: 2}, {}]),
+    (serdes.JSON, [{"a": 1}, [1, 2], "x\ny", 1.5, True, None]),
+    (serdes.JSON, [{"a": msgspec.Raw(b"[1,\n2]")}, {}]),
+    (serdes.JSON, []),
+    (serdes.json(Struct), []),
+]
+
+
+@pytest.mark.parametrize(("serde", "values"), SEVERAL)
+def test_many_values_are_written_as_each_is(serde: ss.Serde[Any], values: list[Any]) -> None:
+    each = [None if value is None else serde.serialize(value) for value in values]
+    assert serde.serialize_all(values) == each
+    again = cloudpickle.loads(cloudpickle.dumps(serde))
+    assert again.serialize_all(values) == each
+
+
+@pytest.mark.parametrize(
+    ("serde", "wrong"),
+    [
+        (serdes.json(Struct), "a text"),
+        (serdes.json(Struct), Struct(1)),  # type: ignore[arg-type]
+        (serdes.json(Texts), Texts(msgspec.Raw(b""))),
+        (serdes.json(Texts), Texts(msgspec.Raw(b"}{"))),
+        (serdes.json(Texts), Texts(msgspec.Raw(b"1"), float("nan"))),
+        (serdes.JSON, Struct("a")),
+        (serdes.JSON, {"a": object()}),
+    ],
+)
+def test_one_of_many_that_cannot_be_written_fails_as_alone(
+    serde: ss.Serde[Any], wrong: Any
+) -> None:
+    with pytest.raises(Exception) as alone:
+        serde.serialize(wrong)
+    fine = serde.deserialize(serde.serialize({} if serde is serdes.JSON else _fine_for(wrong)))
+    with pytest.raises(alone.type, match=re.escape(str(alone.value))):
+        serde.serialize_all([fine, wrong, fine])
+
+
+def _fine_for(wrong: Any) -> Any:
+    return Texts(msgspec.Raw(b"1")) if isinstance(wrong, Texts) else Struct("fine")

@@ -23,7 +23,7 @@ OF_EXTRAS = tuple(
         *("serdes.avro_in_arrow", "serdes.avro_serdes", "serdes.json_schema_serdes"),
         "serdes.protobuf_serdes",
         "kafka.schema_registry",
-        *("topology.column_operators", "topology.expressions"),
+        *("topology.column_joins", "topology.column_operators", "topology.expressions"),
     )
 )
 

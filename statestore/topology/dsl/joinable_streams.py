@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 from statestore.model.keywords import renamed
 from statestore.model.modes import Span
 from statestore.model.records import K2, V2, K_co, Serde, V_co
+from statestore.topology.dsl.given import Expressions
 from statestore.topology.joins.co_partitioned import JoinKind
 from statestore.topology.joins.global_tables import GlobalKTable, Selector
 from statestore.topology.joins.join_windows import JoinWindows
@@ -100,11 +101,23 @@ class JoinableStream(Generic[K_co, V_co]):
         value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
+    @overload
+    def join(
+        self,
+        other: "ktables.KTable[K_co, Any]",
+        function: Expressions,
+        *,
+        grace: Span = 0,
+        tolerance: Span | None = None,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[Any] | None = None,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, Any]": ...
     @renamed(grace="grace_ms", tolerance="tolerance_ms")
     def join(
         self,
         other: "ktables.KTable[Any, Any] | streams.KStream[Any, Any] | GlobalKTable[Any, Any]",
-        function: Callable[..., Any],
+        function: Callable[..., Any] | Expressions,
         within: JoinWindows | None = None,
         *,
         key: Selector | None = None,
@@ -123,7 +136,10 @@ class JoinableStream(Generic[K_co, V_co]):
         With a table: return function(left, right) for each record whose key the table has at that
         time; the function may take the key before both. If the table keeps versions, a record joins
         the version valid at its own time, after waiting for `grace` of stream time (KIP-923). A
-        version that began more than `tolerance` before that time is no match (None: all are).
+        version that began more than `tolerance` before that time is no match (None: all are). A
+        dict of Polars expressions gives results with these fields, and a single expression gives
+        its result, over the fields of both (extra `columns`); a field that both have is called
+        name_right where it is the row's.
 
         With a stream: return function(left, right) for each two records of one key whose times lie
         `within` these windows, with the later of both times. Records that are behind stream time by
@@ -131,10 +147,12 @@ class JoinableStream(Generic[K_co, V_co]):
 
         Records without a key or value join nothing. A stream whose keys were changed goes through a
         repartition topic named after `name`; `key_serde` is the serde of its keys, or else the
-        builder's. `value_serde` is the serde of the results, or else the builder's.
+        builder's. `value_serde` is the serde of the results, or else the builder's; those of
+        expressions are JSON of their types.
 
         Misuse if the grace is negative or longer than the table's history, if the tolerance is
-        negative or the table has no history, or if `within` is missing or not needed; SerdeMismatch
+        negative or the table has no history, if `within` is missing or not needed, or if an
+        expression does not fit the fields or the serde, or is not with a table; SerdeMismatch
         if the keys of both have different serdes; InvalidTopology if the other has another builder.
         """
         extra = JoinTerms(within, key, grace, tolerance, key_serde, value_serde)
@@ -208,11 +226,23 @@ class JoinableStream(Generic[K_co, V_co]):
         value_serde: Serde[R] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, R]": ...
+    @overload
+    def left_join(
+        self,
+        other: "ktables.KTable[K_co, Any]",
+        function: Expressions,
+        *,
+        grace: Span = 0,
+        tolerance: Span | None = None,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[Any] | None = None,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, Any]": ...
     @renamed(grace="grace_ms", tolerance="tolerance_ms")
     def left_join(
         self,
         other: "ktables.KTable[Any, Any] | streams.KStream[Any, Any] | GlobalKTable[Any, Any]",
-        function: Callable[..., Any],
+        function: Callable[..., Any] | Expressions,
         within: JoinWindows | None = None,
         *,
         key: Selector | None = None,
@@ -275,7 +305,7 @@ class JoinableStream(Generic[K_co, V_co]):
         self,
         kind: JoinKind,
         other: "ktables.KTable[Any, Any] | streams.KStream[Any, Any] | GlobalKTable[Any, Any]",
-        function: Callable[..., Any],
+        function: Callable[..., Any] | Expressions,
         terms: JoinTerms,
         name: str | None,
     ) -> "streams.KStream[K_co, Any]":

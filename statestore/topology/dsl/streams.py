@@ -25,7 +25,14 @@ from statestore.topology import operators as ops
 from statestore.topology.callbacks import ArrowFunction, check_arity, check_factory, takes_key
 from statestore.topology.dsl import ktables, sinks
 from statestore.topology.dsl.branches import branched
-from statestore.topology.dsl.given import Expression, by_columns, is_expression
+from statestore.topology.dsl.given import (
+    Expression,
+    Expressions,
+    are_expressions,
+    by_columns,
+    is_expression,
+    joined_by_columns,
+)
 from statestore.topology.dsl.groupable_streams import GroupableStream
 from statestore.topology.dsl.joinable_streams import JoinableStream, JoinTerms
 from statestore.topology.joins import co_partitioned
@@ -147,7 +154,7 @@ class KStream(GroupableStream[K_co, V_co], JoinableStream[K_co, V_co]):
         stays without one. Misuse if an expression does not fit the fields or the serde, or is not
         computed row by row.
         """
-        if isinstance(function, Mapping) or is_expression(function):
+        if are_expressions(function):
             by = by_columns("map_values")
             return KStream(by.mapped_values(self._flow, function, value_serde, name))
         with_key = takes_key("map_values", function, 1, name)
@@ -488,14 +495,25 @@ class KStream(GroupableStream[K_co, V_co], JoinableStream[K_co, V_co]):
         self,
         kind: co_partitioned.JoinKind,
         other: "ktables.KTable[Any, Any] | KStream[Any, Any] | GlobalKTable[Any, Any]",
-        function: Callable[..., Any],
+        function: Callable[..., Any] | Expressions,
         terms: JoinTerms,
         name: str | None,
     ) -> "KStream[K_co, Any]":
         verb, (within, key, grace_ms, tolerance_ms, key_serde, value_serde) = kind.value, terms
         flow = self._flow.keyed_by(verb, key_serde)
         others = (within, grace_ms, tolerance_ms is not None)
-        joiner = Joiner.checked(verb, function, name)
+        if are_expressions(function):
+            if isinstance(other, KStream | GlobalKTable):
+                raise Misuse(
+                    f"{verb}: expressions join a stream with the rows of a KTable: with another "
+                    "stream or a global table, use a function"
+                )
+            theirs = ktables.table_of(verb, other, self._flow).value_serde
+            columns = joined_by_columns(verb)
+            by = columns.joiner(verb, name, flow.value_serde, theirs, function, value_serde)
+            joiner, value_serde = by, by.value_serde
+        else:
+            joiner = Joiner.checked(verb, function, name)
         if isinstance(other, GlobalKTable):
             join = joined_with(
                 other._table, joiner, kind, key=key, others=others, value_serde=value_serde

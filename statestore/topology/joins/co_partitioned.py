@@ -23,7 +23,7 @@ from statestore.topology.failures import decoded, each, encoded, processing
 from statestore.topology.flows import Flow, Look, Stamp, TableFlow
 from statestore.topology.joins import grace
 from statestore.topology.joins.join_windows import JoinWindows
-from statestore.topology.joins.joiners import Joiner
+from statestore.topology.joins.joiners import ColumnJoiner, Joiner, Joining
 from statestore.topology.joins.own_rows import may_change, rows_of
 from statestore.topology.joins.stream_joins import LEFT, RIGHT, Side, StreamJoin
 from statestore.topology.materialized import Materialized
@@ -56,7 +56,7 @@ class JoinKind(Enum):
 def stream_with_table(
     flow: Flow,
     table: TableFlow,
-    joiner: Joiner,
+    joiner: Joiner | ColumnJoiner,
     *,
     left: bool,
     grace_ms: int,
@@ -89,6 +89,7 @@ def stream_with_table(
             table.stores,
             copartitioned=True,
             terms=_terms(table),
+            says="" if isinstance(joiner, Joiner) else joiner.says,
         )
     if left:
         flow.builder.take_null_keys((node,))
@@ -323,7 +324,7 @@ def _shared_rows(name: str, flow: Flow, windows: JoinWindows) -> KeyValueSpec[An
 def _with_grace(
     flow: Flow,
     table: TableFlow,
-    joiner: Joiner,
+    joiner: Joiner | ColumnJoiner,
     grace_ms: int,
     name: str,
     *,
@@ -374,7 +375,9 @@ def _with_grace(
     return builder.node("", f"{name}-joined", nodes, lambda _: passed())
 
 
-def _stream_table(node: str, table: TableFlow, joiner: Joiner, *, left: bool) -> Build:
+def _stream_table(
+    node: str, table: TableFlow, joiner: Joiner | ColumnJoiner, *, left: bool
+) -> Build:
     """Build a node that joins each stream record with the table's row as it is then.
 
     With a table that has a history, it is the row as of the record's own time.
@@ -395,10 +398,10 @@ def _stream_table(node: str, table: TableFlow, joiner: Joiner, *, left: bool) ->
     return build
 
 
-def _joining(
-    node: str, table: TableFlow, joiner: Joiner, *, left: bool
-) -> Callable[[NodeContext], Callable[[Batch], Batch]]:
+def _joining(node: str, table: TableFlow, joiner: Joiner | ColumnJoiner, *, left: bool) -> Joining:
     """Return, for a context, the function from a batch of the stream to the joined batch."""
+    if not isinstance(joiner, Joiner):
+        return joiner.joining(node, table, left=left)
     function = joiner.function
 
     def made_for(context: NodeContext) -> Callable[[Batch], Batch]:

@@ -2,12 +2,31 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from statestore.model.batch import Batch
 from statestore.model.records import Serde
 from statestore.topology.callbacks import takes_key
+from statestore.topology.flows import TableFlow
+from statestore.topology.nodes import NodeContext
 
+Joining = Callable[[NodeContext], Callable[[Batch], Batch]]
+"""Gives, for a context, the function from a batch of a stream to the joined batch."""
 OfValues = Callable[[Any, Any], Any]
+
+
+class ColumnJoiner(Protocol):
+    """What joins whole columns of a stream with the rows of a table."""
+
+    @property
+    def value_serde(self) -> Serde[Any]:
+        """The serde of the results."""
+
+    @property
+    def says(self) -> str:
+        """What the description of the topology says of it."""
+
+    def joining(self, node: str, table: TableFlow, *, left: bool) -> Joining: ...
 
 
 class Joiner(NamedTuple):

@@ -1,0 +1,141 @@
+"""Fields of values are read without the values, until somebody wants these; picks of rows."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statestore import serdes
+from statestore.model.batch import Batch, Column, Wanted
+from statestore.model.picks import Left, Pick, Span, Taken, Where
+from statestore.serdes.arrow_forms import TypedForm
+from statestore.testing.packed import packed
+
+
+class Order(msgspec.Struct):
+    amount: int
+    note: str | None = None
+
+
+ORDER = serdes.json(Order)
+ORDERS = [Order(1), Order(2, "two"), None, Order(4), Order(5, "")]
+AMOUNTS, NOTES = [1, 2, None, 4, 5], [None, "two", None, None, ""]
+
+
+def form() -> TypedForm:
+    found = ORDER.arrow_form()
+    assert isinstance(found, TypedForm)
+    return found
+
+
+def stored(*, in_columns: bool = False) -> Column:
+    rows = [None if one is None else ORDER.serialize(one) for one in ORDERS]
+    return Column(raw=packed(rows) if in_columns else rows, serde=ORDER)
+
+
+def read(column: Column, wanted: Wanted) -> dict[str, list[Any]] | None:
+    found = column.fields(form(), wanted)
+    return None if found is None else {name: one.to_pylist() for name, one in found.items()}
+
+
+@pytest.mark.parametrize("in_columns", [False, True])
+def test_fields_are_those_of_the_values(in_columns: bool) -> None:
+    column, wanted = stored(in_columns=in_columns), Wanted(["amount"])
+    assert not column.has_fields
+    assert read(column, wanted) == {"amount": AMOUNTS}
+    assert read(column, Wanted(["note"])) == {"note": NOTES}
+    assert wanted.names == {"amount", "note"}, "they are read together next time"
+    assert not wanted.objects
+    assert column.objects == ORDERS
+
+
+def test_who_has_had_values_may_have_changed_them() -> None:
+    column, wanted = stored(), Wanted(["amount"])
+    assert read(column, wanted)
+    some = column.picked(Taken([3, 0]))
+    assert read(some, Wanted(["amount"])) == {"amount": [4, 1]}
+    column.objects[3].amount = 40
+    assert read(column, wanted) is None
+    assert read(some, Wanted(["amount"])) is None
+    assert not some.has_fields
+    assert some.objects == [Order(40), Order(1)], "they share what was changed, as always"
+    assert wanted.objects
+    assert read(stored(), wanted) is None, "the next batch decodes once, and keeps the values"
+
+
+def test_values_of_picked_rows_are_those_of_the_column_whoever_asks_first() -> None:
+    column, wanted = stored(), Wanted(["amount"])
+    assert read(column, wanted)
+    some = column.picked(Where([True, False, False, True, True])).picked(Span(1, 3))
+    assert read(some, Wanted(["note", "amount"])) == {"note": [None, ""], "amount": [4, 5]}
+    some.objects[0].amount = 40
+    assert column.objects[3] is some.objects[0]
+    assert wanted.objects
+    assert read(column, wanted) is None
+
+
+@pytest.mark.parametrize("in_columns", [False, True])
+def test_bytes_of_picked_rows_are_theirs(in_columns: bool) -> None:
+    column = stored(in_columns=in_columns)
+    assert read(column, Wanted(["amount"]))
+    some = column.picked(Taken([1, 2]))
+    assert some.encoded(ORDER) == [ORDER.serialize(Order(2, "two")), None]
+    assert some.nulls() == [1]
+    assert column.picked(Taken([0, 1])).nulls() == []
+    assert some.with_serde(serdes.BYTES).objects == some.encoded(ORDER)
+
+
+@pytest.mark.parametrize("wrong", [b"{}", b"\x00", b"null"])
+def test_what_cannot_be_read_leaves_the_column_as_it_was(wrong: bytes) -> None:
+    column = Column(raw=[ORDER.serialize(Order(1)), wrong], serde=ORDER)
+    wanted = Wanted(["amount"])
+    with pytest.raises(msgspec.MsgspecError):
+        column.fields(form(), wanted)
+    assert not column.has_fields
+    with pytest.raises(msgspec.MsgspecError):
+        _ = column.objects
+    assert not wanted.objects
+
+
+def test_a_number_of_more_than_64_bits_is_none_of_arrow() -> None:
+    column = Column(raw=[ORDER.serialize(Order(2**63))], serde=ORDER)
+    with pytest.raises(OverflowError):
+        column.fields(form(), Wanted(["amount"]))
+    assert read(column, Wanted(["note"])) == {"note": [None]}
+
+
+PICKS = st.lists(st.booleans(), min_size=1, max_size=30).flatmap(
+    lambda mask: st.tuples(
+        st.just(len(mask)),
+        st.sampled_from(
+            [
+                Where(mask),
+                Where(np.array(mask, np.bool_)),
+                Taken([i for i, one in enumerate(mask) if one]),
+                Taken([i for i, one in enumerate(mask) if one][::-1]),
+                Left([i for i, one in enumerate(mask) if one]),
+                Span(len(mask) // 3, len(mask) - 1),
+            ]
+        ),
+    )
+)
+
+
+@given(PICKS)
+def test_a_pick_takes_the_same_rows_of_lists_columns_and_arrays(given: tuple[int, Pick]) -> None:
+    count, pick = given
+    rows = [b"%d" % i for i in range(count)]
+    found = pick.of(rows)
+    assert list(pick.of_packed(packed(rows))) == found
+    assert pick.of_array(pa.array(rows)).to_pylist() == found
+    keys, values, offsets = Column(raw=packed(rows)), Column(objects=list(rows)), range(100, 130)
+    batch = Batch(keys, values, list(range(count)), offsets=offsets[:count])
+    picked = batch._picked(pick)
+    assert picked.keys.objects == picked.values.objects == found
+    assert picked.offsets is not None
+    assert [b"%d" % (one - 100) for one in picked.offsets] == found
+    assert [b"%d" % one for one in picked.timestamps] == found
