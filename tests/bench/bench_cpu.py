@@ -62,6 +62,7 @@ JOBS: Final = {
     "enriching": Job(pipelines.enriching),
     "enriching_typed": Job(pipelines.enriching_typed),
     "expressing": Job(pipelines_in_columns.expressing, OBJECTS),
+    "enriching_in_columns": Job(pipelines_in_columns.enriching),
     "in_functions": Job(pipelines_in_columns.in_functions, OBJECTS),
     "per_record": Job(pipelines.per_record),
     "sessions": Job(pipelines.sessions),

@@ -50,6 +50,7 @@ JOBS: Final[dict[str, Callable[[], ss.Topology]]] = {
     "json": pipelines.enriching,
     "types": pipelines.enriching_typed,
     "columns": pipelines_in_columns.expressing,
+    "columns-join": pipelines_in_columns.enriching,
     "processor": pipelines.per_record,
     "sessions": pipelines.sessions,
     "sliding": pipelines.slides,
@@ -200,7 +201,7 @@ def counted(job: str, folder: Path) -> Figures:
     counter = Counter()
     rig = TaskRig(JOBS[job](), folder, broker=UncountedBroker(counter))
     keys = [b"key-%08d" % number for number in range(_KEYS)]
-    chance, is_json = random.Random(1), job in ("json", "types", "columns")
+    chance, is_json = random.Random(1), job in ("json", "types", "columns", "columns-join")
     read, _ = rig.topology.topics()
     if "table" in read:
         rows = [_ROW % (key, number % 5) if is_json else key for number, key in enumerate(keys)]
@@ -276,7 +277,7 @@ def main(accept: str, only: Sequence[str]) -> None:
     for job in only or JOBS:
         with scratch() as folder:
             found[job] = counted(job, folder)
-        click.echo(f"{job:10}" + "".join(f"{n} {v:>10g}  " for n, v in found[job].items()))
+        click.echo(f"{job:13}" + "".join(f"{n} {v:>10g}  " for n, v in found[job].items()))
     if accept:
         everything = {job: one.figures for job, one in kept.items()} | found
         TABLE.write_text(written(everything, kept, accept), encoding="utf-8")

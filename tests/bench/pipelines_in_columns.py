@@ -1,4 +1,4 @@
-"""The pipeline of expressions that is benchmarked; Polars is loaded for it alone."""
+"""The pipelines of expressions that are benchmarked; Polars is loaded for them alone."""
 
 import os
 
@@ -7,7 +7,14 @@ import polars as pl
 
 import statestore as ss
 from statestore import serdes
-from tests.bench.pipelines import INPUT_VARIABLE, OUTPUT_VARIABLE, Order
+from tests.bench.pipelines import (
+    INPUT_VARIABLE,
+    JSON_TABLE_VARIABLE,
+    JSON_VARIABLE,
+    OUTPUT_VARIABLE,
+    Customer,
+    Order,
+)
 
 
 def expressing() -> ss.Topology:
@@ -54,6 +61,29 @@ def in_functions() -> ss.Topology:
             lambda _key, one, sums: Sums(sums.n + 1, sums.cents + one.cents),
             ss.Materialized("sums", value_serde=serdes.json(Sums)),
         )
+        .to_stream(name="updates")
+        .to(os.environ[OUTPUT_VARIABLE], name="sums-out")
+    )
+    return builder.build()
+
+
+def enriching() -> ss.Topology:
+    """The job of `pipelines.enriching` by expressions; a result has the fields that are used."""
+    builder = ss.StreamsBuilder()
+    rows = builder.table(
+        os.environ[JSON_TABLE_VARIABLE],
+        value_serde=serdes.json(Customer),
+        materialized="rows",
+        name="rows-in",
+    )
+    sale = {"amount": pl.col("amount"), "country": pl.col("country")}
+    (
+        builder.stream(os.environ[JSON_VARIABLE], value_serde=serdes.json(Order), name="orders")
+        .filter(pl.col("amount") >= 100, name="large")
+        .join(rows, sale, name="join")
+        .group_by_key(name="by-key")
+        .windowed_by(ss.TumblingWindows(60_000, grace=3_600_000))
+        .aggregate(ss.agg.sum("amount"), materialized="sums", name="sum")
         .to_stream(name="updates")
         .to(os.environ[OUTPUT_VARIABLE], name="sums-out")
     )

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.bench import bench_peers, pipelines
+from tests.bench import pipelines_in_columns as in_columns
 from tests.bench.peers.environments import why
 from tests.bench.peers.jobs import Job, Telling, expected, faults, records
 from tests.bench.peers.table import PEERS
@@ -124,7 +125,7 @@ def run(*arguments: str) -> Result:
     [
         (
             ["--peers", "quix,nobody"],
-            "'nobody' is not one of statestore, statestore-typed, kafka-streams, kafka-streams-tx",
+            "'nobody' is not one of statestore, statestore-typed, statestore-columns, kafka-streams",
         ),
         (["--jobs", "sort"], "'sort' is not one of count, json, processor"),
         (["--records", "3"], "3 is not in the range x>=1000"),
@@ -147,7 +148,10 @@ def test_every_peer_is_pinned_by_name_and_version() -> None:
     for name, peer in PEERS.items():
         ours = peer.version == PEERS[bench_peers.US].version
         assert ours or peer.packages or peer.jars, name
-        assert all(hasattr(pipelines, function) for function in peer.pipelines.values()), name
+        for path in peer.pipelines.values():
+            module, function = path.split(":")
+            there = {"pipelines": pipelines, "pipelines_in_columns": in_columns}[module]
+            assert hasattr(there, function), name
         assert all(package.count("==") == 1 for package in peer.packages), name
         assert all(jar.count(":") == 2 for jar in peer.jars), name
         told_of = str(asdict(peer))

@@ -82,12 +82,12 @@ class Run:
 
     @property
     def pipeline(self) -> str:
-        return self.peer.pipelines.get(self.job, PIPELINES[self.job])
+        return self.peer.pipelines.get(self.job, f"pipelines:{PIPELINES[self.job]}")
 
     def command(self) -> list[str]:
         servers, topics = self.kafka.bootstrap_servers, self.topics
         if self.peer.main_class:
-            words = (servers, self.name, str(self.folder), self.pipeline)
+            words = (servers, self.name, str(self.folder), PIPELINES[self.job])
             path = self.environment.class_path()
             properties = [f"-D{each}" for each in self.peer.properties]
             begun = [java(), *properties, "-cp", path, self.peer.main_class]
@@ -105,7 +105,7 @@ class Run:
             return [str(self.environment.python), *program]
         return [
             *(sys.executable, "-m", "statestore", "run", "--run-for=forever"),
-            f"--pipeline=tests.bench.pipelines:{self.pipeline}",
+            f"--pipeline=tests.bench.{self.pipeline}",
             *(f"--application-id={self.name}", f"--bootstrap-servers={servers}"),
             *(f"--state-dir={self.folder}", "--processing-guarantee=exactly_once"),
         ]

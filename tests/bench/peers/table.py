@@ -27,7 +27,7 @@ class Peer:
 
     `packages` are of Python's index, `jars` of Maven. `telling` says by job which results it tells;
     other jobs it does not do. `properties` are of its Java. Without packages and jars it is us, and
-    `pipelines` are those that it does not share with us.
+    `pipelines` are those that it does not share with us, by module and name.
     """
 
     version: str
@@ -70,7 +70,14 @@ PEERS: Mapping[str, Peer] = {
         _STATESTORE,
         how=f"{_STATESTORE.how}, the fields of JSON declared as types",
         telling={Job.JSON: Telling.SOME},
-        pipelines={Job.JSON: "enriching_typed"},
+        pipelines={Job.JSON: "pipelines:enriching_typed"},
+    ),
+    "statestore-columns": replace(
+        _STATESTORE,
+        how=f"{_STATESTORE.how}, by expressions over declared types",
+        form=Form.TEXT,
+        telling={Job.JSON: Telling.SOME},
+        pipelines={Job.JSON: "pipelines_in_columns:enriching"},
     ),
     "kafka-streams": _KAFKA_STREAMS,
     "kafka-streams-tx": replace(
