@@ -1,6 +1,6 @@
 """The unit of work between edges and operators: columns, decoded when first asked for."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -63,18 +63,25 @@ class LazyColumn(Sequence[T]):
 class _PickedOffsets(Sequence[int]):
     """Some of the offsets of a batch: only a record that fails or is dropped asks for its own."""
 
-    __slots__ = ("_all", "_from", "_pick")
+    __slots__ = ("known", "origin", "pick")
 
     def __init__(self, offsets: Sequence[int], pick: Pick) -> None:
-        self._from = offsets
-        self._pick = pick
-        self._all: list[int] | None = None
+        self.origin = offsets
+        self.pick = pick
+        self.known: list[int] | None = None
 
     def all(self) -> list[int]:
         """The offsets, picked once."""
-        if self._all is None:
-            self._all = self._pick.of(self._from)
-        return self._all
+        # Without recursion: a batch may have passed many filters.
+        above = list[_PickedOffsets]()
+        offsets: Sequence[int] = self
+        while isinstance(offsets, _PickedOffsets) and offsets.known is None:
+            above.append(offsets)
+            offsets = offsets.origin
+        for one in reversed(above):
+            offsets = one.known = one.pick.of(offsets)
+        assert self.known is not None
+        return self.known
 
     def __getitem__(self, index: Any) -> Any:
         return self.all()[index]
@@ -115,7 +122,7 @@ class Column:
     that.
     """
 
-    __slots__ = ("_arrow", "_fields", "_objects", "_raw", "_serde", "_wanted")
+    __slots__ = ("_arrow", "_fields", "_form", "_nulls", "_objects", "_raw", "_serde", "_wanted")
 
     def __init__(
         self,
@@ -129,7 +136,9 @@ class Column:
         self._serde = serde
         self._arrow: Any = None
         self._fields: dict[str, Any] | None = None
+        self._form: FieldForm | None = None
         self._wanted: Wanted | None = None
+        self._nulls: list[int] | None = None
 
     @property
     def serde(self) -> "Serde[Any] | None":
@@ -204,32 +213,43 @@ class Column:
         """Whether fields of the values were read, and nobody has had the values since."""
         return self._fields is not None
 
-    def fields(self, form: FieldForm, wanted: Wanted) -> "dict[str, Any] | None":
-        """Arrow arrays of the fields that are `wanted` of values, which `form` is that of.
+    def fields(
+        self, form: FieldForm, names: Collection[str], wanted: Wanted | None = None
+    ) -> "dict[str, Any] | None":
+        """Arrow arrays of these fields of values, which `form` is that of; all values are decoded.
 
         None: there are the values, which a user's function may have changed, or somebody has had
-        those of an earlier batch, so that they had better be decoded once. Raises what decoding
-        raises, or what Arrow says of a value that it does not take.
+        those of an earlier batch, so that they had better be decoded once. `wanted` is kept from
+        batch to batch by whoever asks first; None: only what has fields already gives some. Raises
+        what decoding raises, or what Arrow says of a value that it does not take.
         """
-        names = wanted.names
+        raw, serde = self._raw, self._serde
         if self._fields is None:
-            if self._objects is not None or self._raw is None or wanted.objects:
+            if self._objects is not None or raw is None or wanted is None or wanted.objects:
                 return None
-            self._wanted = wanted
-        assert self._raw is not None
+            self._wanted, self._form = wanted, form
+            asked = wanted.names | {*names}
+        elif form is not self._form:
+            return None
+        else:
+            asked = {*names} - self._fields.keys()
+        assert raw is not None
+        assert serde is not None
         assert self._wanted is not None
-        assert self._serde is not None
-        known = self._fields or {}
-        missing = names - known.keys()
-        if missing:
-            # Of the next batch they are read with the others.
-            self._wanted.names |= missing
-            known = known | form.read(self._serde.deserialize, unpacked(self._raw), missing)
-        self._fields = known
-        return {name: known[name] for name in names}
+        if self._fields is None or asked:
+            found = form.read(serde.deserialize, unpacked(raw), asked)
+            self._fields = found if self._fields is None else self._fields | found
+            # Of the next batch they are read together.
+            self._wanted.names |= asked
+        return {name: self._fields[name] for name in names}
 
     def nulls(self) -> list[int]:
         """The places without a value; nothing is decoded."""
+        if self._nulls is None:
+            self._nulls = self._found_nulls()
+        return self._nulls
+
+    def _found_nulls(self) -> list[int]:
         raw = self.stored
         if isinstance(raw, PackedRows):
             return raw.nulls()
@@ -240,9 +260,10 @@ class Column:
 
     def picked(self, pick: Pick) -> "Column":
         """The rows that `pick` takes."""
-        if self._fields is not None:
-            return _PickedColumn(self, pick, self._fields)
         raw = self.stored
+        if self._fields is not None and raw is not None:
+            fields = {name: pick.of_array(one) for name, one in self._fields.items()}
+            return _PickedColumn(self, pick.of_places(np.arange(len(raw))), fields)
         raw = None if raw is None else _picked(raw, pick)
         objects = None if self._objects is None else pick.of(self._objects)
         return Column(raw=raw, objects=objects, serde=self._serde)
@@ -255,45 +276,57 @@ class _PickedColumn(Column):
     column.
     """
 
-    __slots__ = ("_from", "_pick")
+    __slots__ = ("_from", "_places")
 
-    def __init__(self, column: Column, pick: Pick, fields: "dict[str, Any]") -> None:
+    def __init__(self, column: Column, places: NDArray[np.intp], fields: "dict[str, Any]") -> None:
+        """The rows at these places of a column, which is itself picked of none."""
         super().__init__(serde=column.serde)
         self._from = column
-        self._pick = pick
-        self._fields = {name: pick.of_array(one) for name, one in fields.items()}
+        self._places = places
+        self._fields = fields
 
     @property
     def objects(self) -> list[Any]:
         if self._objects is None:
             self._fields = None
-            self._objects = self._pick.of(self._from.objects)
+            self._objects = list(map(self._from.objects.__getitem__, self._places.tolist()))
         return self._objects
 
     @property
     def stored(self) -> "MaybePacked | None":
-        if self._raw is None and (raw := self._from.stored) is not None:
-            self._raw = _picked(raw, self._pick)
+        raw = self._from.stored
+        if self._raw is None and raw is not None:
+            if isinstance(raw, PackedRows):
+                self._raw = raw.taken(self._places)
+            else:
+                self._raw = list(map(raw.__getitem__, self._places.tolist()))
         return self._raw
 
     @property
     def has_fields(self) -> bool:
         return self._fields is not None and self._from.has_fields
 
-    def fields(self, form: FieldForm, wanted: Wanted) -> "dict[str, Any] | None":
-        if not self.has_fields:
+    def fields(
+        self, form: FieldForm, names: Collection[str], wanted: Wanted | None = None
+    ) -> "dict[str, Any] | None":
+        del wanted  # The column has one.
+        if self._fields is None or not self._from.has_fields:
             return None
-        assert self._fields is not None
-        missing = wanted.names - self._fields.keys()
-        if missing:
-            found = self._from.fields(form, Wanted(missing))
-            assert found is not None
-            more = {name: self._pick.of_array(one) for name, one in found.items()}
-            self._fields = self._fields | more
-        return {name: self._fields[name] for name in wanted.names}
+        missing = {*names} - self._fields.keys()
+        found = self._from.fields(form, missing)
+        if found is None:
+            return None
+        self._fields = self._fields | {n: one.take(self._places) for n, one in found.items()}
+        return {name: self._fields[name] for name in names}
 
-    def nulls(self) -> list[int]:
-        return super().nulls() if self._from.nulls() else []
+    def picked(self, pick: Pick) -> Column:
+        if self._fields is None:
+            return super().picked(pick)
+        fields = {name: pick.of_array(one) for name, one in self._fields.items()}
+        return _PickedColumn(self._from, pick.of_places(self._places), fields)
+
+    def _found_nulls(self) -> list[int]:
+        return super()._found_nulls() if self._from.nulls() else []
 
 
 class MadeColumn(Column):
@@ -302,7 +335,7 @@ class MadeColumn(Column):
     None of them is null, and each can be written.
     """
 
-    __slots__ = ("_form", "_read")
+    __slots__ = ("_made_form", "_read")
 
     def __init__(
         self,
@@ -313,7 +346,7 @@ class MadeColumn(Column):
     ) -> None:
         """`read(column)`: the objects that reading the bytes of an array would give."""
         super().__init__(serde=serde)
-        self._read, self._form = read, form
+        self._read, self._made_form = read, form
         self.keep_arrow(column)
 
     def unread(self, serde: "Serde[Any]") -> Any:
@@ -327,11 +360,14 @@ class MadeColumn(Column):
     def has_fields(self) -> bool:
         return self._objects is None
 
-    def fields(self, form: FieldForm, wanted: Wanted) -> "dict[str, Any] | None":
-        if self._objects is not None or form is not self._form:
+    def fields(
+        self, form: FieldForm, names: Collection[str], wanted: Wanted | None = None
+    ) -> "dict[str, Any] | None":
+        del wanted  # There is nothing to be read.
+        if self._objects is not None or form is not self._made_form:
             return None
         array = self._arrow
-        return {name: array.field(array.type.get_field_index(name)) for name in wanted.names}
+        return {name: array.field(array.type.get_field_index(name)) for name in names}
 
     @property
     def objects(self) -> list[Any]:
@@ -342,13 +378,13 @@ class MadeColumn(Column):
     def encoded(self, serde: "Serde[Any]") -> "list[bytes | None]":
         """The bytes under `serde`; all of them at once under the column's own."""
         if self._raw is None and serde is self._serde:
-            self._raw = self._form.encode(self._arrow)
+            self._raw = self._made_form.encode(self._arrow)
         return super().encoded(serde)
 
     def picked(self, pick: Pick) -> "MadeColumn":
         assert self._serde is not None
         # With its array, because a user's function may have changed the objects meanwhile.
-        made = MadeColumn(pick.of_array(self._arrow), self._read, self._serde, self._form)
+        made = MadeColumn(pick.of_array(self._arrow), self._read, self._serde, self._made_form)
         made._raw = None if self._raw is None else _picked(self._raw, pick)
         made._objects = None if self._objects is None else pick.of(self._objects)
         return made
@@ -391,8 +427,8 @@ class ContextColumn(Column):
         """The bytes under `serde` as it writes them elsewhere; never those that were read."""
         return Column(objects=self.objects).encoded(serde)
 
-    def fields(self, form: FieldForm, wanted: Wanted) -> None:
-        del form, wanted  # Its serde reads no bytes alone.
+    def fields(self, form: FieldForm, names: Collection[str], wanted: Wanted | None = None) -> None:
+        del form, names, wanted  # Its serde reads no bytes alone.
 
     def picked(self, pick: Pick) -> "ContextColumn":
         assert self._raw is not None
@@ -444,11 +480,11 @@ class Batch:
         return len(self.timestamps)
 
     def take(self, indices: Sequence[int]) -> "Batch":
-        """Return the records at `indices`, in that order."""
+        """Return the records at `indices`, in that order; nobody changes them afterwards."""
         return self._picked(Taken(indices))
 
     def where(self, mask: list[bool] | NDArray[np.bool_]) -> "Batch":
-        """Return the records for which the mask is true."""
+        """Return the records for which the mask is true; nobody changes it afterwards."""
         return self._picked(Where(mask))
 
     def slice(self, start: int, stop: int) -> "Batch":

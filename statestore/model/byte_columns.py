@@ -96,7 +96,7 @@ class PackedRows(Sequence[bytes | None]):
     a row, which most values of a pipeline that counts never see.
     """
 
-    __slots__ = ("_asked", "_codec", "_columns", "_rows", "_size")
+    __slots__ = ("_asked", "_codec", "_columns", "_rows", "_size", "ranks")
 
     def __init__(
         self,
@@ -114,6 +114,8 @@ class PackedRows(Sequence[bytes | None]):
         self._asked = asked
         self._rows = rows
         self._size = sum(column.rows for column in columns)
+        self.ranks: tuple[NDArray[np.intp], list[bytes]] | None = None
+        """Which of the distinct rows each row is, and these, once somebody found it out."""
 
     @property
     def columns(self) -> Sequence[ByteColumn]:
@@ -187,7 +189,9 @@ class PackedRows(Sequence[bytes | None]):
 
     def joined(self) -> ByteColumn:
         """Return the rows as one column in the layout of Arrow."""
-        return self._codec.joined(self._columns)
+        column = self._codec.joined(self._columns)
+        self._columns = (column,)
+        return column
 
     def cut(self, column: ByteColumn) -> list[bytes | None]:
         """Return the rows of any column as objects."""

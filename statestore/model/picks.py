@@ -27,6 +27,9 @@ class Pick(Protocol):
     def of_array(self, array: Any, /) -> Any:
         """Return these of a pyarrow.Array."""
 
+    def of_places(self, places: NDArray[np.intp], /) -> NDArray[np.intp]:
+        """Return these of places, at which the rows of a batch stand elsewhere."""
+
 
 class Taken:
     """The rows at these places, in their order."""
@@ -44,6 +47,9 @@ class Taken:
 
     def of_array(self, array: Any) -> Any:
         return array.take(np.array(self._places, np.int64))
+
+    def of_places(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
+        return places[np.array(self._places, np.intp)]
 
 
 class Where:
@@ -72,6 +78,9 @@ class Where:
     def of_array(self, array: Any) -> Any:
         return array.filter(self._array)
 
+    def of_places(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
+        return places[self._array]
+
 
 class Span:
     """The rows from `start` to `stop`, exclusive."""
@@ -82,7 +91,7 @@ class Span:
     def of(self, rows: Any) -> Any:
         return rows[self.piece]
 
-    of_packed = of_array = of
+    of_packed = of_array = of_places = of
 
 
 class Left:
@@ -99,4 +108,7 @@ class Left:
     of_packed = of
 
     def of_array(self, array: Any) -> Any:
-        return array.take(np.delete(np.arange(len(array)), self._places))
+        return array.take(self.of_places(np.arange(len(array))))
+
+    def of_places(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
+        return np.delete(places, np.array(self._places, np.intp))

@@ -25,6 +25,7 @@ _WITH_FIELDS: Final = (
     *("__pydantic_validator__", "_fields"),
 )
 """What the types have of whose values a serde of the type keeps the fields."""
+_AT_ONCE: Final = 1_000
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -146,12 +147,20 @@ def _by_msgspec(
         return data
 
     def write_all(values: list[Any]) -> list[bytes]:
+        found = list[bytes]()
+        # Not more, as what is decoded is held until all is.
+        for start in range(0, len(values), _AT_ONCE):
+            found += write_some(values[start : start + _AT_ONCE])
+        return found
+
+    def write_some(values: list[Any]) -> list[bytes]:
         if all(map(isinstance, values, repeat(klass))):
             with suppress(Exception):
                 lines = _encode_lines(values)
                 found = lines.split(b"\n")[:-1]
                 # JSON of a user's own may have several lines, or be empty.
-                if len(found) == len(values) == len(decoder.decode_lines(lines)):
+                one_each = len(found) == len(values) == len(decoder.decode_lines(lines))
+                if one_each and all(map(bytes.strip, found)):
                     return found
         return list(map(write, values))
 

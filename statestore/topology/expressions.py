@@ -22,10 +22,11 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
+from typing_extensions import TypeIs
 
 from statestore.errors import Misuse
 from statestore.model.batch import Batch, Column, Wanted
-from statestore.model.records import Serde
+from statestore.model.records import ArrowForm, Serde
 from statestore.serdes.arrow_forms import TypedForm
 from statestore.topology.failures import Finding, InArrow, Stage, decoded, decoded_in_arrow, failed
 
@@ -110,8 +111,12 @@ class Expressions:
             self._beside = _in_arrow(where, "the table's value", "to the table", beside)
             for field, kind in _types(self._beside.form.type).items():
                 name = f"{field}_right" if field in mine else field
-                if name not in mine:
-                    fields[name], types[name] = field, kind
+                if name in types and name in names:
+                    raise Misuse(
+                        f"{where}: {name!r} could be a field of either side or two of one: give "
+                        "one of them another name, or use a function"
+                    )
+                fields[name], types[name] = field, kind
         for name in names:
             if name not in types:
                 sides = serde.name if beside is None else f"{serde.name} and {beside.name}"
@@ -157,9 +162,9 @@ class Expressions:
 
         `met`: the rows that its records met.
         """
-        mine = cells = self._cells(node, batch)
+        cells = self._cells(node, batch)
         if met is not None:
-            cells = lambda low, high: mine(low, high) | self._theirs(met, low, high)  # noqa: E731
+            cells = self._beside_theirs(cells, met)
         try:
             return self._some(cells, 0, len(batch))
         except Exception as error:
@@ -173,6 +178,9 @@ class Expressions:
                 raise TypeError(f"{self._made[name]} is {one.dtype}, want {self.types[name]}")
         return found
 
+    def _beside_theirs(self, mine: Cells, met: Met) -> Cells:
+        return lambda low, high: mine(low, high) | self._theirs(met, low, high)
+
     def _theirs(self, met: Met, low: int, high: int) -> dict[str, pa.Array]:
         """Return the columns of the rows that records met, from the place `low` to `high`."""
         assert self._beside is not None
@@ -182,7 +190,7 @@ class Expressions:
             # Only a row that fails is to fail its record.
             rows, of = [rows[place] for place in of.tolist()], np.arange(len(of))
         fields = list(self._fields.values())
-        if isinstance(form, TypedForm):
+        if _takes_objects(form):
             columns = form.columns(rows, fields, whole=WHOLE)
         else:
             columns = _parts_of(form.decode(serde.serialize_all(rows)), fields)
@@ -190,7 +198,7 @@ class Expressions:
 
     def _cells(self, node: str, batch: Batch) -> Cells:
         form, names = self._how.form, self._names
-        if isinstance(form, TypedForm):
+        if _takes_objects(form):
             fields = self._read(form, batch.values)
             if fields is not None:
                 return lambda low, high: {n: fields[n][low:high] for n in names}
@@ -204,7 +212,7 @@ class Expressions:
         if not form.has_fields:
             return None
         try:
-            return values.fields(form, self._wanted)
+            return values.fields(form, self._names, self._wanted)
         except Exception:  # noqa: BLE001  # of objects, it is told which record fails
             return None
 
@@ -217,6 +225,11 @@ def _in_arrow(where: str, what: str, way_out: str, serde: Serde[Any]) -> InArrow
             f"value_serde=serdes.json(Type) {way_out}, or use a function"
         )
     return InArrow(serde, form)
+
+
+def _takes_objects(form: ArrowForm) -> TypeIs[TypedForm]:
+    """Tell whether columns are made of values; those that may be null have fields in Arrow only."""
+    return isinstance(form, TypedForm) and (form.has_fields or not pa.types.is_struct(form.type))
 
 
 def _parts_of(whole: pa.Array, names: Sequence[str]) -> dict[str, pa.Array]:

@@ -8,8 +8,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import starmap
-from operator import length_hint, not_, truth
+from operator import length_hint
 from typing import Any
 
 from statestore.model.batch import Batch, Column
@@ -30,7 +29,7 @@ def filtered(node: str, predicate: Callable[[Any, Any], object]) -> Build:
     """Build a node that keeps the records for which the predicate holds."""
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
-        return _where(batch, list(map(truth, starmap(predicate, rows))))
+        return _where(batch, [bool(predicate(key, value)) for key, value in rows])
 
     return _guarded(node, transform, "key", "value")
 
@@ -39,7 +38,7 @@ def rejected(node: str, predicate: Callable[[Any, Any], object]) -> Build:
     """Build a node that drops the records for which the predicate holds."""
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
-        return _where(batch, list(map(not_, starmap(predicate, rows))))
+        return _where(batch, [not predicate(key, value) for key, value in rows])
 
     return _guarded(node, transform, "key", "value")
 
@@ -139,7 +138,7 @@ def filtered_records(node: str, predicate: Callable[[Record[Any, Any]], object])
     """Build a node that keeps the records for which the predicate of a record holds."""
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
-        return _where(batch, list(map(truth, map(predicate, _records(batch, rows)))))
+        return _where(batch, [bool(predicate(one)) for one in _records(batch, rows)])
 
     return _guarded(node, transform, "key", "value")
 

@@ -43,6 +43,11 @@ class Customer(msgspec.Struct):
     amount: int
 
 
+class Twice(msgspec.Struct):
+    amount: int
+    amount_right: int
+
+
 class Sale(msgspec.Struct):
     amount: int | None
     name: str | None
@@ -223,6 +228,35 @@ def test_one_expression_gives_its_result() -> None:
         assert [one.value for one in driver.read("out")] == [6, 101]
 
 
+def test_what_cannot_be_read_fails_where_only_fields_of_rows_are_named() -> None:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    customers = builder.table("customers", value_serde=serdes.json(Customer))
+    orders = builder.stream("orders", value_serde=serdes.json(Order))
+    orders.join(customers, {"name": pl.col("name")}, name="join").to("names")
+    orders.map_values({"one": pl.lit(1)}).to("ones")
+    with TopologyTestDriver(builder.build(), poison_settings("dead_letter")) as driver:
+        driver.pipe("customers", "a", Customer("ann", 1, 1))
+        for value in (b'{"amount":1}', b"poison", b"{}"):
+            driver._produce("orders", ss.Record(b"a", value, 0))
+        driver._drain()
+        assert [one.value.name for one in driver.read("names")] == ["ann"]
+        assert len(driver.read("ones")) == 1
+        assert [one.value for one in driver.read("dead")] == [b"poison", b"{}"]
+
+
+def test_rows_that_may_be_null_have_fields() -> None:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    maybe: ss.Serde[Any] = serdes.json(cast("Any", Customer | None))
+    customers = builder.table("customers", value_serde=maybe)
+    orders = builder.stream("orders", value_serde=serdes.json(cast("Any", Order | None)))
+    orders.filter(AMOUNT > 0).left_join(customers, pl.col("name"), name="join").to("names")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.pipe("customers", "a", Customer("ann", 1, 1))
+        for key, amount in (("a", 1), ("a", 0), ("b", 2)):
+            driver.pipe("orders", key, Order(amount))
+        assert [one.value for one in driver.read("names")] == ["ann", None]
+
+
 def test_the_description_says_how_rows_are_joined() -> None:
     builder = ss.StreamsBuilder(key_serde=serdes.STRING)
     customers = builder.table("customers", value_serde=serdes.json(Customer))
@@ -236,6 +270,7 @@ def test_what_cannot_be_joined_by_expressions_is_refused_with_the_way_out() -> N
     orders, plain = builder.stream("orders"), builder.table("plain", value_serde=serdes.JSON)
     customers = builder.table("customers", value_serde=serdes.json(Customer))
     everyone = builder.global_table("everyone", value_serde=serdes.json(Customer))
+    twice: Any = builder.table("twice", value_serde=serdes.json(Twice))
     more, join = builder.stream("more"), cast("Any", orders.join)
     cases: list[tuple[Any, str]] = [
         (
@@ -244,6 +279,7 @@ def test_what_cannot_be_joined_by_expressions_is_refused_with_the_way_out() -> N
         ),
         (lambda: join(customers, {"x": pl.col("name_right")}), "no column 'name_right'"),
         (lambda: join(customers, {"x": pl.col("name") + 1}), "does not fit the columns"),
+        (lambda: join(twice, {"x": THEIRS}), "'amount_right' could be a field of either side"),
         (lambda: join(customers, {}), "the dict has no expressions"),
         (lambda: join(customers, {"x": THEIRS.sum()}), "row by row"),
         (

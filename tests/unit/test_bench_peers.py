@@ -125,7 +125,7 @@ def run(*arguments: str) -> Result:
     [
         (
             ["--peers", "quix,nobody"],
-            "'nobody' is not one of statestore, statestore-typed, statestore-columns, kafka-streams",
+            "'nobody' is not one of statestore, statestore-typed, statestore-columns, kafka",
         ),
         (["--jobs", "sort"], "'sort' is not one of count, json, processor"),
         (["--records", "3"], "3 is not in the range x>=1000"),

@@ -21,6 +21,12 @@ class Order(msgspec.Struct):
     note: str | None = None
 
 
+class Priced(msgspec.Struct):
+    """The same field, as another type."""
+
+    amount: float
+
+
 ORDER = serdes.json(Order)
 ORDERS = [Order(1), Order(2, "two"), None, Order(4), Order(5, "")]
 AMOUNTS, NOTES = [1, 2, None, 4, 5], [None, "two", None, None, ""]
@@ -38,7 +44,7 @@ def stored(*, in_columns: bool = False) -> Column:
 
 
 def read(column: Column, wanted: Wanted) -> dict[str, list[Any]] | None:
-    found = column.fields(form(), wanted)
+    found = column.fields(form(), wanted.names, wanted)
     return None if found is None else {name: one.to_pylist() for name, one in found.items()}
 
 
@@ -94,17 +100,46 @@ def test_what_cannot_be_read_leaves_the_column_as_it_was(wrong: bytes) -> None:
     column = Column(raw=[ORDER.serialize(Order(1)), wrong], serde=ORDER)
     wanted = Wanted(["amount"])
     with pytest.raises(msgspec.MsgspecError):
-        column.fields(form(), wanted)
+        column.fields(form(), ["amount"], wanted)
     assert not column.has_fields
     with pytest.raises(msgspec.MsgspecError):
         _ = column.objects
     assert not wanted.objects
 
 
+def test_values_are_read_even_if_no_field_is_wanted() -> None:
+    column = Column(raw=[b"\x00"], serde=ORDER)
+    with pytest.raises(msgspec.MsgspecError):
+        column.fields(form(), [], Wanted([]))
+
+
+def test_fields_of_another_form_are_those_of_the_values() -> None:
+    other = serdes.json(Priced).arrow_form()
+    assert isinstance(other, TypedForm)
+    column, wanted = stored(), Wanted(["amount"])
+    assert read(column, wanted)
+    assert column.fields(other, ["amount"], Wanted(["amount"])) is None
+    assert column.picked(Taken([0])).fields(other, ["amount"]) is None
+    assert read(column, wanted) == {"amount": AMOUNTS}
+
+
+def test_a_batch_may_pass_many_filters() -> None:
+    column, count = stored(), 3_000
+    assert read(column, Wanted(["amount"]))
+    batch = Batch(column, column, [0] * 5, offsets=[7, 8, 9, 10, 11])
+    for _ in range(count):
+        batch = batch.where([True] * 5)
+    assert batch.values.has_fields
+    assert batch.offsets is not None
+    assert batch.offsets[-1] == 11
+    assert batch.values.objects == ORDERS
+    assert batch.keys.encoded(ORDER) == column.encoded(ORDER)
+
+
 def test_a_number_of_more_than_64_bits_is_none_of_arrow() -> None:
     column = Column(raw=[ORDER.serialize(Order(2**63))], serde=ORDER)
     with pytest.raises(OverflowError):
-        column.fields(form(), Wanted(["amount"]))
+        column.fields(form(), ["amount"], Wanted(["amount"]))
     assert read(column, Wanted(["note"])) == {"note": [None]}
 
 

@@ -54,6 +54,12 @@ def test_filter_forwards_nothing_when_nothing_is_left_and_the_batch_itself_when_
     assert everything.forwarded == [(given, None)]
 
 
+@pytest.mark.parametrize("build", [ops.filtered, ops.rejected, ops.filtered_records])
+def test_a_filter_does_not_end_where_a_predicate_raises_stop_iteration(build: Any) -> None:
+    with pytest.raises(NodeFailed, match="StopIteration"):
+        pushed(build("f", lambda *_: next(iter(()))))
+
+
 def test_map_changes_keys_and_values_and_keeps_times() -> None:
     assert pushed(ops.mapped("m", lambda key, value: (value, key))) == [
         ("1", "a", 10),

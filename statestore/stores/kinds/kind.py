@@ -308,10 +308,10 @@ class StoreKind(ABC):
         `otherwise_ms`: the time of changes that were not caused by a record.
         """
         changes: Changes = store.table.changes(otherwise_ms)
-        logged = Changes([], [], [])
         keys = self.logged_keys(changes.keys)
         if None not in keys:
             return changes._replace(keys=cast("list[bytes]", keys))
+        logged = Changes([], [], [])
         for key, value, time in zip(keys, changes.values, changes.times, strict=True):
             if key is not None:
                 logged.keys.append(key)

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from statestore.model.batch import Batch, Column, FieldForm, MadeColumn, Wanted, any_none
+from statestore.model.batch import Batch, Column, FieldForm, MadeColumn, any_none
 from statestore.model.records import Serde
 from statestore.stores.kinds.registry import kind_of
 from statestore.stores.specs import StoreSpec
@@ -82,7 +82,7 @@ class Values:
             array = column.unread(serde) if isinstance(column, MadeColumn) else None
         else:
             form = cast("FieldForm", serde.arrow_form())
-            found = column.fields(form, Wanted([field]))
+            found = column.fields(form, [field])
             array = None if found is None else found[field]
         return array if array is None or self._places is None else array.take(self._places)
 
