@@ -19,9 +19,10 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from statestore.errors import InputLost
 from statestore.kafka.clients import Trouble, consumer
 from statestore.kafka.error_codes import error_for, translated
-from statestore.model.batch import Batch, Column, LazyColumn
+from statestore.model.batch import Batch, Column
 from statestore.model.decoders import json_decoder
 from statestore.model.ids import TopicPartition
+from statestore.model.lazy_columns import LazyColumn
 from statestore.model.records import Header
 from statestore.settings import Settings
 

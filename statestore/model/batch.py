@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statestore.model.byte_columns import MaybePacked, PackedRows, unpacked
-from statestore.model.picks import Left, Pick, Span, Taken, Where
+from statestore.model.lazy_columns import LazyColumn, PickedOffsets
+from statestore.model.picks import AtPlaces, InPiece, Left, Pick, Where
 from statestore.model.records import (
     BYTES,
     ArrowForm,
@@ -26,71 +27,6 @@ from statestore.model.records import (
 _RECORD: Callable[[tuple[Any, ...]], Record[Any, Any]] = partial(tuple.__new__, Record)
 _FIELDS = ("key", "value", "timestamp_ms", "headers")
 _BY_NAME: tuple[Callable[[Any], Any], ...] = tuple(map(attrgetter, _FIELDS))
-
-
-class LazyColumn(Sequence[T]):
-    """One field of a client's records, read out when asked for: what nobody asks for is free."""
-
-    __slots__ = ("_all", "_read", "_rows")
-
-    def __init__(self, rows: "list[Any]", read: "Callable[[Any], T]") -> None:
-        self._rows = rows
-        self._read = read
-        self._all: list[T] | None = None
-
-    def all(self) -> list[T]:
-        """The field of every record, read once."""
-        if self._all is None:
-            self._all = list(map(self._read, self._rows))
-        return self._all
-
-    def picked(self, pick: Pick) -> "LazyColumn[T]":
-        """The rows that `pick` takes."""
-        return LazyColumn(pick.of(self._rows), self._read)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return LazyColumn(self._rows[index], self._read)
-        return self._read(self._rows[index]) if self._all is None else self._all[index]
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self.all())
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-
-class _PickedOffsets(Sequence[int]):
-    """Some of the offsets of a batch: only a record that fails or is dropped asks for its own."""
-
-    __slots__ = ("known", "origin", "pick")
-
-    def __init__(self, offsets: Sequence[int], pick: Pick) -> None:
-        self.origin = offsets
-        self.pick = pick
-        self.known: list[int] | None = None
-
-    def all(self) -> list[int]:
-        """The offsets, picked once."""
-        # Without recursion: a batch may have passed many filters.
-        above = list[_PickedOffsets]()
-        offsets: Sequence[int] = self
-        while isinstance(offsets, _PickedOffsets) and offsets.known is None:
-            above.append(offsets)
-            offsets = offsets.origin
-        for one in reversed(above):
-            offsets = one.known = one.pick.of(offsets)
-        assert self.known is not None
-        return self.known
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.all()[index]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.all())
-
-    def __len__(self) -> int:
-        return len(self.all())
 
 
 class FieldForm(ArrowForm, Protocol):
@@ -481,7 +417,7 @@ class Batch:
 
     def take(self, indices: Sequence[int]) -> "Batch":
         """Return the records at `indices`, in that order; nobody changes them afterwards."""
-        return self._picked(Taken(indices))
+        return self._picked(AtPlaces(indices))
 
     def where(self, mask: list[bool] | NDArray[np.bool_]) -> "Batch":
         """Return the records for which the mask is true; nobody changes it afterwards."""
@@ -489,7 +425,7 @@ class Batch:
 
     def slice(self, start: int, stop: int) -> "Batch":
         """Return the records from `start` to `stop`, exclusive."""
-        return self._picked(Span(start, stop))
+        return self._picked(InPiece(start, stop))
 
     def without(self, places: Sequence[int]) -> "Batch":
         """Return the records but those at these places, which are in rising order."""
@@ -497,7 +433,7 @@ class Batch:
 
     def headers_at(self, indices: Sequence[int]) -> "Sequence[tuple[Header, ...]] | None":
         """Return the headers of the records at `indices`, in that order; None if none has any."""
-        return None if self.headers is None else _picked(self.headers, Taken(indices))
+        return None if self.headers is None else _picked(self.headers, AtPlaces(indices))
 
     def _picked(self, pick: Pick) -> "Batch":
         times = then = pick.of(self.timestamps)
@@ -506,7 +442,7 @@ class Batch:
         offsets = self.offsets
         if offsets is not None:
             # What is read in pieces is cut again and again.
-            offsets = offsets[piece] if (piece := pick.piece) else _PickedOffsets(offsets, pick)
+            offsets = offsets[piece] if (piece := pick.piece) else PickedOffsets(offsets, pick)
         return Batch(
             keys=self.keys.picked(pick),
             values=self.values.picked(pick),

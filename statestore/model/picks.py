@@ -31,7 +31,7 @@ class Pick(Protocol):
         """Return these of places, at which the rows of a batch stand elsewhere."""
 
 
-class Taken:
+class AtPlaces:
     """The rows at these places, in their order."""
 
     piece = None
@@ -82,7 +82,7 @@ class Where:
         return places[self._array]
 
 
-class Span:
+class InPiece:
     """The rows from `start` to `stop`, exclusive."""
 
     def __init__(self, start: int, stop: int) -> None:

@@ -16,7 +16,7 @@ from statestore.model.byte_columns import unpacked
 from statestore.model.records import Serde
 from statestore.topology.aggregates.row_ranks import ranked_rows
 from statestore.topology.column_operators import NewValues, place_of
-from statestore.topology.expressions import Met
+from statestore.topology.expressions import MetRows
 from statestore.topology.failures import decoded, encoded
 from statestore.topology.flows import TableFlow
 from statestore.topology.joins.joiners import ColumnJoiner, Joining
@@ -86,33 +86,33 @@ def _valueless(node: str, batch: Batch) -> list[int]:
 
 def _meeting(
     node: str, table: TableFlow, context: NodeContext
-) -> Callable[[Batch], tuple[Met, NDArray[np.bool_]]]:
+) -> Callable[[Batch], tuple[MetRows, NDArray[np.bool_]]]:
     """Return what tells the rows that records meet, and which records have a key."""
     serde = table.key_serde
     if table.history is not None:
         as_of = table.history.look(context)
 
-        def meet_versions(batch: Batch) -> tuple[Met, NDArray[np.bool_]]:
+        def meet_versions(batch: Batch) -> tuple[MetRows, NDArray[np.bool_]]:
             keys = encoded(node, batch, "key", serde)
             rows = as_of(keys, batch.timestamps)
             there = np.array([key is not None for key in keys], np.bool_)
-            return Met(rows, np.arange(len(rows))), there
+            return MetRows(rows, np.arange(len(rows))), there
 
         return meet_versions
     look = table.look(context)
 
-    def meet(batch: Batch) -> tuple[Met, NDArray[np.bool_]]:
+    def meet(batch: Batch) -> tuple[MetRows, NDArray[np.bool_]]:
         keys = batch.keys.packed(serde) or encoded(node, batch, "key", serde)
         there = np.ones(len(batch), np.bool_)
         nulls = Column(raw=keys).nulls()
         if not nulls:
             of, wanted = ranked_rows(keys)
-            return Met(look(wanted), of), there
+            return MetRows(look(wanted), of), there
         there[nulls] = False
         of, wanted = ranked_rows([key for key in unpacked(keys) if key is not None])
         # The last row is none.
         places = np.full(len(batch), len(wanted))
         places[there] = of
-        return Met([*look(wanted), None], places), there
+        return MetRows([*look(wanted), None], places), there
 
     return meet

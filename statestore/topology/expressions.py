@@ -67,7 +67,7 @@ Cells = Callable[[int, int], dict[str, pa.Array]]
 """From the first place and the one behind the last to the columns of these records."""
 
 
-class Met(NamedTuple):
+class MetRows(NamedTuple):
     """The rows of a table that records met: `of` has the place of each one's row among `rows`.
 
     A row is None where there is none.
@@ -76,14 +76,14 @@ class Met(NamedTuple):
     rows: list[Any]
     of: NDArray[np.intp]
 
-    def where(self, kept: NDArray[np.bool_]) -> "Met":
+    def where(self, kept: NDArray[np.bool_]) -> "MetRows":
         """Return what these records met, and no row that none of them met."""
         if kept.all():
             return self
         of = self.of[kept]
         used = np.zeros(len(self.rows), np.bool_)
         used[of] = True
-        return Met(list(compress(self.rows, used.tolist())), (np.cumsum(used) - 1)[of])
+        return MetRows(list(compress(self.rows, used.tolist())), (np.cumsum(used) - 1)[of])
 
 
 class Expressions:
@@ -157,7 +157,7 @@ class Expressions:
         """Read what the expressions need of a batch; NodeFailed if some records do not decode."""
         self._cells(node, batch)
 
-    def of(self, node: str, batch: Batch, met: Met | None = None) -> dict[str, pl.Series]:
+    def of(self, node: str, batch: Batch, met: MetRows | None = None) -> dict[str, pl.Series]:
         """Return the results for a batch; NodeFailed if some records do not decode or compute.
 
         `met`: the rows that its records met.
@@ -178,10 +178,10 @@ class Expressions:
                 raise TypeError(f"{self._made[name]} is {one.dtype}, want {self.types[name]}")
         return found
 
-    def _beside_theirs(self, mine: Cells, met: Met) -> Cells:
+    def _beside_theirs(self, mine: Cells, met: MetRows) -> Cells:
         return lambda low, high: mine(low, high) | self._theirs(met, low, high)
 
-    def _theirs(self, met: Met, low: int, high: int) -> dict[str, pa.Array]:
+    def _theirs(self, met: MetRows, low: int, high: int) -> dict[str, pa.Array]:
         """Return the columns of the rows that records met, from the place `low` to `high`."""
         assert self._beside is not None
         serde, form = self._beside

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from statestore import serdes
 from statestore.model.batch import Batch, Column, Wanted
-from statestore.model.picks import Left, Pick, Span, Taken, Where
+from statestore.model.picks import AtPlaces, InPiece, Left, Pick, Where
 from statestore.serdes.arrow_forms import TypedForm
 from statestore.testing.packed import packed
 
@@ -62,7 +62,7 @@ def test_fields_are_those_of_the_values(in_columns: bool) -> None:
 def test_who_has_had_values_may_have_changed_them() -> None:
     column, wanted = stored(), Wanted(["amount"])
     assert read(column, wanted)
-    some = column.picked(Taken([3, 0]))
+    some = column.picked(AtPlaces([3, 0]))
     assert read(some, Wanted(["amount"])) == {"amount": [4, 1]}
     column.objects[3].amount = 40
     assert read(column, wanted) is None
@@ -76,7 +76,7 @@ def test_who_has_had_values_may_have_changed_them() -> None:
 def test_values_of_picked_rows_are_those_of_the_column_whoever_asks_first() -> None:
     column, wanted = stored(), Wanted(["amount"])
     assert read(column, wanted)
-    some = column.picked(Where([True, False, False, True, True])).picked(Span(1, 3))
+    some = column.picked(Where([True, False, False, True, True])).picked(InPiece(1, 3))
     assert read(some, Wanted(["note", "amount"])) == {"note": [None, ""], "amount": [4, 5]}
     some.objects[0].amount = 40
     assert column.objects[3] is some.objects[0]
@@ -88,10 +88,10 @@ def test_values_of_picked_rows_are_those_of_the_column_whoever_asks_first() -> N
 def test_bytes_of_picked_rows_are_theirs(in_columns: bool) -> None:
     column = stored(in_columns=in_columns)
     assert read(column, Wanted(["amount"]))
-    some = column.picked(Taken([1, 2]))
+    some = column.picked(AtPlaces([1, 2]))
     assert some.encoded(ORDER) == [ORDER.serialize(Order(2, "two")), None]
     assert some.nulls() == [1]
-    assert column.picked(Taken([0, 1])).nulls() == []
+    assert column.picked(AtPlaces([0, 1])).nulls() == []
     assert some.with_serde(serdes.BYTES).objects == some.encoded(ORDER)
 
 
@@ -119,7 +119,7 @@ def test_fields_of_another_form_are_those_of_the_values() -> None:
     column, wanted = stored(), Wanted(["amount"])
     assert read(column, wanted)
     assert column.fields(other, ["amount"], Wanted(["amount"])) is None
-    assert column.picked(Taken([0])).fields(other, ["amount"]) is None
+    assert column.picked(AtPlaces([0])).fields(other, ["amount"]) is None
     assert read(column, wanted) == {"amount": AMOUNTS}
 
 
@@ -150,10 +150,10 @@ PICKS = st.lists(st.booleans(), min_size=1, max_size=30).flatmap(
             [
                 Where(mask),
                 Where(np.array(mask, np.bool_)),
-                Taken([i for i, one in enumerate(mask) if one]),
-                Taken([i for i, one in enumerate(mask) if one][::-1]),
+                AtPlaces([i for i, one in enumerate(mask) if one]),
+                AtPlaces([i for i, one in enumerate(mask) if one][::-1]),
                 Left([i for i, one in enumerate(mask) if one]),
-                Span(len(mask) // 3, len(mask) - 1),
+                InPiece(len(mask) // 3, len(mask) - 1),
             ]
         ),
     )

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from statestore import serdes
 from statestore.errors import Misuse
-from statestore.model.batch import Batch, Column, LazyColumn, in_lots
+from statestore.model.batch import Batch, Column, in_lots
 from statestore.model.ids import Position, PositionBound, TaskId, TopicPartition
+from statestore.model.lazy_columns import LazyColumn
 from statestore.model.modes import IsolationLevel, ProcessingGuarantee, span_ms, to_ms
-from statestore.model.picks import Taken
+from statestore.model.picks import AtPlaces
 from statestore.model.records import Record, Serde
 from tests.builders import batch, record, triples
 
@@ -218,7 +219,7 @@ def test_rows_of_a_client_are_read_only_where_asked_for() -> None:
         return str(row).encode()
 
     rows: LazyColumn[bytes] = LazyColumn(list(range(100)), field)
-    part = rows[10:13].picked(Taken([2, 0]))
+    part = rows[10:13].picked(AtPlaces([2, 0]))
     assert (len(part), read) == (2, [])
     assert list(part) == [b"12", b"10"]
     assert list(part) == [b"12", b"10"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from statestore import serdes
 from statestore.model.batch import Column, MadeColumn
-from statestore.model.picks import Span
+from statestore.model.picks import InPiece
 from statestore.serdes.arrow_forms import TypedForm
 from statestore.topology.aggregates import totals
 from statestore.topology.aggregates.folds import Values
@@ -121,7 +121,7 @@ def test_numbers_are_those_of_the_objects(column: Column, places: list[int] | No
 
 
 def test_numbers_of_rows_that_were_picked_are_theirs() -> None:
-    column = made(ORDERS).picked(Span(1, 3))
+    column = made(ORDERS).picked(InPiece(1, 3))
     found = Values(column).numbers(ORDER, "amount", operator.attrgetter("amount"), int)
     assert found is not None
     assert found.tolist() == [2, 3]

@@ -26,10 +26,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from statestore.model.batch import Batch, Column, LazyColumn
+from statestore.model.batch import Batch, Column
 from statestore.model.byte_columns import without
 from statestore.model.decoders import msgpack_decoder
 from statestore.model.ids import TopicPartition
+from statestore.model.lazy_columns import LazyColumn
 from statestore.model.records import Serde
 from statestore.stores.versioned.layout import TIME_MIN
 from statestore.topology.failures import NodeFailed, encoded, processing
