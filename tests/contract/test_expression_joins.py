@@ -274,8 +274,8 @@ def test_what_cannot_be_joined_by_expressions_is_refused_with_the_way_out() -> N
     more, join = builder.stream("more"), cast("Any", orders.join)
     cases: list[tuple[Any, str]] = [
         (
-            lambda: join(customers, {"x": pl.col("nmae")}, name="join"),
-            r"join 'join': .* no column 'nmae' in JSON\(Order\) and JSON\(Customer\), which have a",
+            lambda: join(customers, {"x": pl.col("nname")}, name="join"),
+            r"join 'join': .* no column 'nname' in JSON\(Order\) and JSON\(Customer\), which have a",
         ),
         (lambda: join(customers, {"x": pl.col("name_right")}), "no column 'name_right'"),
         (lambda: join(customers, {"x": pl.col("name") + 1}), "does not fit the columns"),
