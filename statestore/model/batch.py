@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any, Protocol, dataclass_transform
 
 import numpy as np
@@ -196,6 +196,12 @@ class Column:
 
     def picked(self, pick: Pick) -> "Column":
         """The rows that `pick` takes."""
+        made = self._some(pick)
+        if self._arrow is not None:
+            made.keep_arrow(pick.of_array(self._arrow))
+        return made
+
+    def _some(self, pick: Pick) -> "Column":
         raw = self.stored
         if self._fields is not None and raw is not None:
             fields = {name: pick.of_array(one) for name, one in self._fields.items()}
@@ -255,9 +261,9 @@ class _PickedColumn(Column):
         self._fields = self._fields | {n: one.take(self._places) for n, one in found.items()}
         return {name: self._fields[name] for name in names}
 
-    def picked(self, pick: Pick) -> Column:
+    def _some(self, pick: Pick) -> Column:
         if self._fields is None:
-            return super().picked(pick)
+            return super()._some(pick)
         fields = {name: pick.of_array(one) for name, one in self._fields.items()}
         return _PickedColumn(self._from, pick.of_places(self._places), fields)
 
@@ -283,7 +289,7 @@ class MadeColumn(Column):
         """`read(column)`: the objects that reading the bytes of an array would give."""
         super().__init__(serde=serde)
         self._read, self._made_form = read, form
-        self.keep_arrow(column)
+        self._arrow = column
 
     def unread(self, serde: "Serde[Any]") -> Any:
         """The array of values of this serde; None once there are objects, or of another serde.
@@ -366,7 +372,7 @@ class ContextColumn(Column):
     def fields(self, form: FieldForm, names: Collection[str], wanted: Wanted | None = None) -> None:
         del form, names, wanted  # Its serde reads no bytes alone.
 
-    def picked(self, pick: Pick) -> "ContextColumn":
+    def _some(self, pick: Pick) -> "ContextColumn":
         assert self._raw is not None
         assert self._serde is not None
         headers = None if self._headers is None else _picked(self._headers, pick)
@@ -421,7 +427,8 @@ class Batch:
 
     def where(self, mask: list[bool] | NDArray[np.bool_]) -> "Batch":
         """Return the records for which the mask is true; nobody changes it afterwards."""
-        return self._picked(Where(mask))
+        every = all(mask) if isinstance(mask, list) else mask.all()
+        return self if every else self._picked(Where(mask))
 
     def slice(self, start: int, stop: int) -> "Batch":
         """Return the records from `start` to `stop`, exclusive."""
@@ -549,11 +556,6 @@ def _all_bytes(items: list[Any]) -> list[bytes | None]:
     for kind in set(map(type, items)) - {bytes, type(None)}:
         raise TypeError(f"expected bytes, found {kind.__name__}")
     return items
-
-
-def any_none(items: Iterable[object]) -> bool:
-    """Return whether None is among the items; none of them is compared, whatever it is."""
-    return any(map(is_, items, repeat(None)))
 
 
 def _picked(rows: Any, pick: Pick) -> Any:

@@ -96,7 +96,7 @@ class PackedRows(Sequence[bytes | None]):
     a row, which most values of a pipeline that counts never see.
     """
 
-    __slots__ = ("_asked", "_codec", "_columns", "_rows", "_size", "ranks")
+    __slots__ = ("_asked", "_codec", "_columns", "_rows", "_size")
 
     def __init__(
         self,
@@ -114,8 +114,6 @@ class PackedRows(Sequence[bytes | None]):
         self._asked = asked
         self._rows = rows
         self._size = sum(column.rows for column in columns)
-        self.ranks: tuple[NDArray[np.intp], list[bytes]] | None = None
-        """Which of the distinct rows each row is, and these, once somebody found it out."""
 
     @property
     def columns(self) -> Sequence[ByteColumn]:

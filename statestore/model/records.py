@@ -9,14 +9,13 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from functools import cache, partial
-from itertools import repeat
-from operator import is_
 from typing import Any, Generic, Literal, NamedTuple, Protocol, cast, overload
 
 from typing_extensions import TypeVar
 
 from statestore.errors import Misuse
 from statestore.model.modes import PunctuationType
+from statestore.model.nulls import any_none
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -334,7 +333,7 @@ class Serde(Generic[T]):
     def serialize_all(self, values: "list[T | None]") -> "list[bytes | None]":
         """Return the bytes of values, and None for None; raises what `serialize` may raise."""
         write_all, write = self._write_all, self.serialize
-        if write_all is None or any(map(is_, values, repeat(None))):
+        if write_all is None or any_none(values):
             return [None if value is None else write(value) for value in values]
         return cast("list[bytes | None]", write_all(cast("list[T]", values)))
 

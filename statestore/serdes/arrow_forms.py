@@ -16,14 +16,14 @@ import pyarrow.compute
 
 from statestore.errors import Misuse
 from statestore.model.arrow_columns import Rows, pylist
-from statestore.model.batch import any_none
 from statestore.model.decoders import users_decoder
+from statestore.model.nulls import any_none
+from statestore.serdes.typed_json import encode_lines
 from statestore.serdes.value_types import name_of
 
 # What Arrow takes as it is.
 _LEFT = (bytes, dt.datetime, dt.date, dt.time, dt.timedelta)
 _AT_ONCE = 1_000
-_encode_lines = msgspec.json.Encoder(order="deterministic").encode_lines
 
 
 class JsonText(str):
@@ -75,13 +75,12 @@ class TypedForm:
 
     def decode(self, rows: Rows) -> pa.Array:
         """Return the values, of a type with fields as a struct array."""
-        read = self._read
-        known = [read(row) for row in rows if row is not None]
+        known = [row for row in rows if row is not None]
         if self._fields:
-            columns = [_array(field, list(map(field.take, known))) for field in self._fields]
-            found = pa.StructArray.from_arrays(columns, fields=list(self.type))
+            columns = self.read(self._read, known, {field.name for field in self._fields})
+            found = pa.StructArray.from_arrays(list(columns.values()), fields=list(self.type))
         else:
-            found = pa.array(builtins_of(known), self.type)
+            found = pa.array(builtins_of(list(map(self._read, known))), self.type)
         return found if len(known) == len(rows) else _spread(found, rows)
 
     @property
@@ -90,9 +89,12 @@ class TypedForm:
         return bool(self._fields)
 
     def read(
-        self, decode: Callable[[bytes], Any], rows: Rows, names: set[str]
+        self, decode: Callable[[bytes], Any], rows: Sequence[bytes | None], names: set[str]
     ) -> dict[str, pa.Array]:
-        """Return the columns of these fields of values, of which none is kept; of null, null."""
+        """Return the columns of these fields of values, of which none is kept; of null, null.
+
+        They are in the order of the type.
+        """
         taken = {field: list[Any]() for field in self._fields if field.name in names}
         if len(taken) == 1 and all(rows):
             (only,) = taken
@@ -139,7 +141,7 @@ class TypedForm:
         else:
             # Much quicker than dicts; fields that are null in the array are null in JSON.
             plain = list(map(self._row, *map(pylist, known.flatten())))
-        written = self._written(known, _encode_lines(plain))
+        written = self._written(known, encode_lines(plain))
         if len(written) == len(column):
             return list(written)
         one_by_one = iter(written)
@@ -154,7 +156,7 @@ class TypedForm:
         objects = [decode(lines)] if alone else self._decoder.decode_lines(lines)
         if self._write is not None:
             return self._write(objects)
-        exact = _encode_lines(objects)
+        exact = encode_lines(objects)
         if exact != lines:
             # What could not be read back must not be written.
             self._decoder.decode_lines(exact)

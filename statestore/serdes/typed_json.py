@@ -15,7 +15,8 @@ from statestore.model.records import ArrowForm, Functions, Schema, Serde
 from statestore.serdes.value_types import checked, name_of
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
-_encode_lines = msgspec.json.Encoder(order="deterministic").encode_lines
+encode_lines: Final = msgspec.json.Encoder(order="deterministic").encode_lines
+"""Returns the JSON of each of several values in a line of its own."""
 _pack = msgspec.msgpack.Encoder(order="deterministic").encode
 _sorted = msgspec.json.Encoder(order="sorted").encode
 _PLAIN: Final = frozenset({dict, list, tuple, str, bytes, int, float, bool})
@@ -42,7 +43,7 @@ def plain_json(value: Any) -> bytes:
 def plain_json_of_all(values: list[Any]) -> list[bytes]:
     """Return values as JSON, as `plain_json` does."""
     if _PLAIN.issuperset(map(type, values)):
-        found = _encode_lines(values).split(b"\n")[:-1]
+        found = encode_lines(values).split(b"\n")[:-1]
         if len(found) == len(values):  # JSON of a user's own may have several lines.
             return found
     return list(map(plain_json, values))
@@ -156,7 +157,7 @@ def _by_msgspec(
     def write_some(values: list[Any]) -> list[bytes]:
         if all(map(isinstance, values, repeat(klass))):
             with suppress(Exception):
-                lines = _encode_lines(values)
+                lines = encode_lines(values)
                 found = lines.split(b"\n")[:-1]
                 # JSON of a user's own may have several lines, or be empty.
                 one_each = len(found) == len(values) == len(decoder.decode_lines(lines))

@@ -104,14 +104,9 @@ def _filtered(node: str, predicate: ArrowFunction, taken: Taken) -> Build:
             if not pa.types.is_boolean(mask.type):
                 error = TypeError(f"the function returned {mask.type}, want booleans")
                 raise failed(Stage.PROCESSING, node, batch, error)
-            kept = pyarrow.compute.indices_nonzero(mask).to_pylist()
-            if not kept:
-                return
-            if len(kept) < len(batch):
-                values = batch.values.arrow(*columns[-1][1])
-                batch = batch.take(kept)
-                batch.values.keep_arrow(values.filter(mask))
-            forward(batch, None)
+            kept = mask.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
+            if kept.any():
+                forward(batch.where(kept), None)
 
         return push
 

@@ -17,7 +17,7 @@ from statestore.model.records import Serde
 from statestore.topology.aggregates.row_ranks import ranked_rows
 from statestore.topology.column_operators import NewValues, place_of
 from statestore.topology.expressions import MetRows
-from statestore.topology.failures import decoded, encoded
+from statestore.topology.failures import encoded
 from statestore.topology.flows import TableFlow
 from statestore.topology.joins.joiners import ColumnJoiner, Joining
 from statestore.topology.nodes import NodeContext
@@ -45,7 +45,7 @@ class _ByExpressions:
     def __init__(self, values: NewValues) -> None:
         self._values = values
         self.value_serde = values.serde
-        self.says = str(values.expressions())
+        self.says = values.says
 
     def joining(self, node: str, table: TableFlow, *, left: bool) -> Joining:
         """Return, for a context, the function from a batch of the stream to the joined batch."""
@@ -55,11 +55,11 @@ class _ByExpressions:
             held, meet = values.expressions(), _meeting(node, table, context)
 
             def joined(batch: Batch) -> Batch:
-                held.read(node, batch)  # What cannot be read fails, whether it meets a row or not.
+                has_value = np.ones(len(batch), np.bool_)
+                # What cannot be read fails, whether it meets a row or not.
+                has_value[held.read(node, batch)] = False
                 met, has_key = meet(batch)
                 has_row = np.array([row is not None for row in met.rows], np.bool_)[met.of]
-                has_value = np.ones(len(batch), np.bool_)
-                has_value[_valueless(node, batch)] = False
                 nulls = np.flatnonzero(~has_value if left else ~(has_value & has_key))
                 kept = has_value if left else has_value & has_row
                 if len(nulls):
@@ -67,7 +67,7 @@ class _ByExpressions:
                 unmatched = len(batch) - int(kept.sum()) - len(nulls)
                 if unmatched:
                     context.count_unmatched(node, unmatched)
-                chosen = batch if kept.all() else batch.where(kept)
+                chosen = batch.where(kept)
                 if not len(chosen):
                     return chosen
                 found = held.of(node, chosen, met.where(kept))
@@ -76,12 +76,6 @@ class _ByExpressions:
             return joined
 
         return made_for
-
-
-def _valueless(node: str, batch: Batch) -> list[int]:
-    if batch.values.has_fields:
-        return batch.values.nulls()
-    return [i for i, value in enumerate(decoded(node, batch, "value")) if value is None]
 
 
 def _meeting(

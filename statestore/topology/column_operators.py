@@ -52,9 +52,7 @@ def filtered(
             def push(batch: Batch) -> None:
                 mask = held.of(node, batch)[WHOLE].fill_null(value=False)
                 kept = (mask if keeps else ~mask).to_numpy()
-                if kept.all():
-                    forward(batch, None)
-                elif kept.any():
+                if kept.any():
                     forward(batch.where(kept), None)
 
             return push
@@ -123,7 +121,7 @@ def mapped_values(flow: Flow, given: Any, value_serde: Serde[Any] | None, name: 
 
         return build
 
-    node = flow.add("KSTREAM-MAPVALUES", name, make, says=str(values.expressions()))
+    node = flow.add("KSTREAM-MAPVALUES", name, make, says=values.says)
     return replace(flow, node=node, value_serde=values.serde)
 
 
@@ -131,7 +129,8 @@ class NewValues(NamedTuple):
     """Values that an expression or, `whole` false, several make of those of a serde.
 
     They are written by `serde`. It `is_derived` from the expressions' types unless one was given.
-    `beside`: the serde of the table's rows that they are made of, too.
+    `beside`: the serde of the table's rows that they are made of, too. `says`: the expressions'
+    text.
     """
 
     where: str
@@ -141,6 +140,7 @@ class NewValues(NamedTuple):
     serde: Serde[Any]
     whole: bool
     is_derived: bool
+    says: str
 
     @classmethod
     def checked(
@@ -174,7 +174,7 @@ class NewValues(NamedTuple):
             raise Misuse(
                 f"{where}: {error}; write the expressions so, or pass another value_serde"
             ) from error
-        return cls(where, source, beside, named, serde, whole, value_serde is None)
+        return cls(where, source, beside, named, serde, whole, value_serde is None, str(made))
 
     def expressions(self) -> Expressions:
         """Return what computes them."""

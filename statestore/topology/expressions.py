@@ -153,9 +153,18 @@ class Expressions:
             str(one) if name == WHOLE else f"{name}={one}" for name, one in self._made.items()
         )
 
-    def read(self, node: str, batch: Batch) -> None:
-        """Read what the expressions need of a batch; NodeFailed if some records do not decode."""
+    def read(self, node: str, batch: Batch) -> list[int]:
+        """Read what the expressions need of a batch; return the places of records without a value.
+
+        NodeFailed if some records do not decode.
+        """
         self._cells(node, batch)
+        if batch.values.has_fields:
+            return batch.values.nulls()
+        if _takes_objects(self._how.form):
+            return [i for i, value in enumerate(decoded(node, batch, "value")) if value is None]
+        there = decoded_in_arrow(node, batch, "value", self._how).is_valid()
+        return np.flatnonzero(~there.to_numpy(zero_copy_only=False)).tolist()
 
     def of(self, node: str, batch: Batch, met: MetRows | None = None) -> dict[str, pl.Series]:
         """Return the results for a batch; NodeFailed if some records do not decode or compute.

@@ -29,7 +29,7 @@ def filtered(node: str, predicate: Callable[[Any, Any], object]) -> Build:
     """Build a node that keeps the records for which the predicate holds."""
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
-        return _where(batch, [bool(predicate(key, value)) for key, value in rows])
+        return batch.where([bool(predicate(key, value)) for key, value in rows])
 
     return _guarded(node, transform, "key", "value")
 
@@ -38,7 +38,7 @@ def rejected(node: str, predicate: Callable[[Any, Any], object]) -> Build:
     """Build a node that drops the records for which the predicate holds."""
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
-        return _where(batch, [not predicate(key, value) for key, value in rows])
+        return batch.where([not predicate(key, value) for key, value in rows])
 
     return _guarded(node, transform, "key", "value")
 
@@ -138,7 +138,7 @@ def filtered_records(node: str, predicate: Callable[[Record[Any, Any]], object])
     """Build a node that keeps the records for which the predicate of a record holds."""
 
     def transform(batch: Batch, rows: Iterator[Any]) -> Batch:
-        return _where(batch, [bool(predicate(one)) for one in _records(batch, rows)])
+        return batch.where([bool(predicate(one)) for one in _records(batch, rows)])
 
     return _guarded(node, transform, "key", "value")
 
@@ -233,10 +233,6 @@ def hand_out(
     for child, indices in chosen:
         if indices and child is not None:
             forward(batch.take(indices), child)
-
-
-def _where(batch: Batch, mask: list[bool]) -> Batch:
-    return batch if all(mask) else batch.where(mask)
 
 
 def _guarded(node: str, transform: Transform[Batch], *sides: str, wanted: str = "") -> Build:

@@ -187,15 +187,20 @@ class Sale(msgspec.Struct):
     country: str
 
 
-def enriching_typed() -> ss.Topology:
-    """The job of `enriching`, with declared types."""
-    builder = ss.StreamsBuilder()
-    rows = builder.table(
+def customers(builder: ss.StreamsBuilder) -> ss.KTable[bytes, Customer]:
+    """The table of the JSON job, with declared types."""
+    return builder.table(
         os.environ[JSON_TABLE_VARIABLE],
         value_serde=serdes.json(Customer),
         materialized="rows",
         name="rows-in",
     )
+
+
+def enriching_typed() -> ss.Topology:
+    """The job of `enriching`, with declared types."""
+    builder = ss.StreamsBuilder()
+    rows = customers(builder)
     (
         builder.stream(
             os.environ[JSON_VARIABLE], value_serde=serdes.json(TimedOrder), name="orders"

@@ -9,11 +9,10 @@ import statestore as ss
 from statestore import serdes
 from tests.bench.pipelines import (
     INPUT_VARIABLE,
-    JSON_TABLE_VARIABLE,
     JSON_VARIABLE,
     OUTPUT_VARIABLE,
-    Customer,
     Order,
+    customers,
 )
 
 
@@ -70,17 +69,11 @@ def in_functions() -> ss.Topology:
 def enriching() -> ss.Topology:
     """The job of `pipelines.enriching` by expressions; a result has the fields that are used."""
     builder = ss.StreamsBuilder()
-    rows = builder.table(
-        os.environ[JSON_TABLE_VARIABLE],
-        value_serde=serdes.json(Customer),
-        materialized="rows",
-        name="rows-in",
-    )
     sale = {"amount": pl.col("amount"), "country": pl.col("country")}
     (
         builder.stream(os.environ[JSON_VARIABLE], value_serde=serdes.json(Order), name="orders")
         .filter(pl.col("amount") >= 100, name="large")
-        .join(rows, sale, name="join")
+        .join(customers(builder), sale, name="join")
         .group_by_key(name="by-key")
         .windowed_by(ss.TumblingWindows(60_000, grace=3_600_000))
         .aggregate(ss.agg.sum("amount"), materialized="sums", name="sum")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from typing_extensions import TypeIs
 
 from statestore.errors import Misuse
-from statestore.model.batch import any_none
+from statestore.model.nulls import any_none
 from statestore.model.records import BYTES, Serde
 from statestore.serdes.fields import Field, fields_of
 from statestore.serdes.typed_json import typed_json

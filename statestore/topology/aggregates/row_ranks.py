@@ -22,17 +22,11 @@ def ranked_rows(rows: MaybePacked) -> tuple[NDArray[np.intp], list[bytes]]:
 
     No row is null.
     """
-    if isinstance(rows, PackedRows) and rows.ranks is not None:
-        return rows.ranks
     if _ranks is None:
         from statestore.topology.aggregates import row_numbers
 
-        found = row_numbers.ranked_rows(rows)
-    else:
-        found = _ranked(rows)
-    if isinstance(rows, PackedRows):
-        rows.ranks = found
-    return found
+        return row_numbers.ranked_rows(rows)
+    return _ranked(rows)
 
 
 def ranked_windows(
@@ -42,9 +36,6 @@ def ranked_windows(
 
     Its row is the start of a window, then the key. No entry has a null key or a negative start.
     """
-    if isinstance(keys, PackedRows) and keys.ranks is not None:
-        numbers, distinct = keys.ranks  # Of a join before them.
-        keys, key_of = list[bytes | None](distinct), numbers[key_of]
     if _ranks is None:
         from statestore.topology.aggregates import row_numbers
 

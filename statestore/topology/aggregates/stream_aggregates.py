@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from statestore import serdes
 from statestore.model import big_endian
-from statestore.model.batch import Batch, Column, any_none
+from statestore.model.batch import Batch, Column
 from statestore.model.byte_columns import MaybePacked, PackedRows, unpacked
+from statestore.model.nulls import any_none
 from statestore.model.records import Serde
 from statestore.stores.specs import KeyValueSpec
 from statestore.stores.staged_table import StagedTable
@@ -62,7 +63,7 @@ class Placed(NamedTuple):
     """The rows in which the records of a batch count, in the order of the records.
 
     `rows` has None for a record that counts in none. `places` has the index of each row's record;
-    None: each record has one entry, in its place. `times` are those of the batch, where they are
+    None: each record has one entry, in its place. `times` are those of the entries, where they are
     known as an array.
     """
 
@@ -146,7 +147,7 @@ def _counting(how: Aggregation[Any], keying: Keying, context: NodeContext, tell:
             _drop(context, node, batch, dropped, "null_value")
             for i in valueless:
                 rows[i] = None
-        found = _distinct(rows, came, None if placed.places else placed.times)
+        found = _distinct(rows, came, placed.times)
         if found.none:
             _drop(context, node, batch, keying.without_key(node, batch), "null_key")
         if not found.rows:
@@ -491,7 +492,7 @@ def _with_values(
         valueless = [i for i in nulls if rows[i] is not None]
         for i in valueless:
             rows[i] = None
-    found = _distinct(rows, batch.timestamps, None if placed.places else placed.times)
+    found = _distinct(rows, batch.timestamps, placed.times)
     if not found.none:
         return found, Values(column)
     # A record that has a key but no row was dropped, and counted, by the Keying.

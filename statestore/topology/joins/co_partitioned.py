@@ -13,7 +13,8 @@ from typing import Any, cast
 
 from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse, SerdeMismatch
-from statestore.model.batch import Batch, Column, any_none
+from statestore.model.batch import Batch, Column
+from statestore.model.nulls import any_none
 from statestore.model.records import Serde
 from statestore.serdes import composed
 from statestore.stores.kinds.registry import keeps_history

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from statestore.model.batch import any_none
+from statestore.model.nulls import any_none
 from statestore.topology.flows import Look
 
 FIXED: Final = frozenset({type(None), str, bytes, int, float, bool})

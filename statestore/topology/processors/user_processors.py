@@ -13,10 +13,11 @@ from typing import Any, Generic, Protocol, overload
 from typing_extensions import TypeVar
 
 from statestore.errors import InvalidTopology, Misuse, StateStoreError, UnknownStore
-from statestore.model.batch import Batch, any_none
+from statestore.model.batch import Batch
 from statestore.model.ids import TaskId
 from statestore.model.keywords import renamed
 from statestore.model.modes import EVENT_TIME_MAX_MS, PunctuationType, Span, Time, to_ms
+from statestore.model.nulls import any_none
 from statestore.model.records import K, Record, V
 from statestore.stores.contracts import (
     KeyValueStore,

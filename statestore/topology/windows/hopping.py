@@ -193,7 +193,8 @@ def _placed(
     if missed.any():
         dropped = np.flatnonzero((counts == 0) & (missed > 0)).tolist()
         clock.drop_late(batch, dropped, int(missed.sum()))
-    return _rows(keys, still_open, counts, step)._replace(times=times)
+    placed = _rows(keys, still_open, counts, step)
+    return placed._replace(times=times) if placed.places is None else placed
 
 
 def _rows(
