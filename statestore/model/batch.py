@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statestore.model.byte_columns import MaybePacked, PackedRows, unpacked
-from statestore.model.lazy_columns import LazyColumn, PickedOffsets
+from statestore.model.lazy_columns import PickedOffsets
 from statestore.model.picks import AtPlaces, InPiece, Left, Pick, Where
 from statestore.model.records import (
     BYTES,
@@ -51,6 +51,29 @@ class Wanted:
         self.objects = False
 
 
+class _Fields:
+    """Fields that were read of the values of a column, as Arrow arrays by their names.
+
+    `form` read them, and `wanted` has what is asked for beside them.
+    """
+
+    __slots__ = ("arrays", "form", "wanted")
+
+    def __init__(self, arrays: "dict[str, Any]", form: FieldForm, wanted: Wanted) -> None:
+        self.arrays = arrays
+        self.form = form
+        self.wanted = wanted
+
+    def of(self, names: Iterable[str]) -> "dict[str, Any]":
+        """Those of these names, which there are."""
+        return {name: self.arrays[name] for name in names}
+
+    def picked(self, pick: Pick) -> "_Fields":
+        """Of the rows that `pick` takes."""
+        arrays = {name: pick.of_array(one) for name, one in self.arrays.items()}
+        return _Fields(arrays, self.form, self.wanted)
+
+
 class Column:
     """One column of a batch: stored bytes, decoded values, or both once both were needed.
 
@@ -58,7 +81,7 @@ class Column:
     that.
     """
 
-    __slots__ = ("_arrow", "_fields", "_form", "_nulls", "_objects", "_raw", "_serde", "_wanted")
+    __slots__ = ("_arrow", "_fields", "_nulls", "_objects", "_raw", "_serde")
 
     def __init__(
         self,
@@ -71,9 +94,7 @@ class Column:
         self._objects = objects
         self._serde = serde
         self._arrow: Any = None
-        self._fields: dict[str, Any] | None = None
-        self._form: FieldForm | None = None
-        self._wanted: Wanted | None = None
+        self._fields: _Fields | None = None
         self._nulls: list[int] | None = None
 
     @property
@@ -102,9 +123,8 @@ class Column:
             assert self._raw is not None
             if self._fields is not None:
                 # Whoever has the values may change them.
+                self._fields.wanted.objects = True
                 self._fields = None
-                assert self._wanted is not None
-                self._wanted.objects = True
             raw = unpacked(self._raw)
             if self._serde is None or self._serde is BYTES:
                 self._objects = raw
@@ -159,25 +179,23 @@ class Column:
         batch to batch by whoever asks first; None: only what has fields already gives some. Raises
         what decoding raises, or what Arrow says of a value that it does not take.
         """
-        raw, serde = self._raw, self._serde
-        if self._fields is None:
+        found, raw = self._fields, self._raw
+        if found is None:
             if self._objects is not None or raw is None or wanted is None or wanted.objects:
                 return None
-            self._wanted, self._form = wanted, form
-            asked = wanted.names | {*names}
-        elif form is not self._form:
+            found, missing = _Fields({}, form, wanted), wanted.names | {*names}
+        elif form is not found.form:
             return None
         else:
-            asked = {*names} - self._fields.keys()
-        assert raw is not None
-        assert serde is not None
-        assert self._wanted is not None
-        if self._fields is None or asked:
-            found = form.read(serde.deserialize, unpacked(raw), asked)
-            self._fields = found if self._fields is None else self._fields | found
+            missing = {*names} - found.arrays.keys()
+        if missing or self._fields is None:
+            assert raw is not None
+            assert self._serde is not None
+            found.arrays |= form.read(self._serde.deserialize, unpacked(raw), missing)
             # Of the next batch they are read together.
-            self._wanted.names |= asked
-        return {name: self._fields[name] for name in names}
+            found.wanted.names |= missing
+            self._fields = found
+        return found.of(names)
 
     def nulls(self) -> list[int]:
         """The places without a value; nothing is decoded."""
@@ -196,19 +214,19 @@ class Column:
 
     def picked(self, pick: Pick) -> "Column":
         """The rows that `pick` takes."""
-        made = self._some(pick)
+        raw, objects = self._raw, self._objects
+        if self._fields is not None:
+            assert raw is not None
+            places = pick.of_places(np.arange(len(raw)))
+            return _PickedColumn(self, places, self._fields.picked(pick))
+        made = Column(
+            raw=None if raw is None else pick.rows(raw),
+            objects=None if objects is None else pick.rows(objects),
+            serde=self._serde,
+        )
         if self._arrow is not None:
             made.keep_arrow(pick.of_array(self._arrow))
         return made
-
-    def _some(self, pick: Pick) -> "Column":
-        raw = self.stored
-        if self._fields is not None and raw is not None:
-            fields = {name: pick.of_array(one) for name, one in self._fields.items()}
-            return _PickedColumn(self, pick.of_places(np.arange(len(raw))), fields)
-        raw = None if raw is None else _picked(raw, pick)
-        objects = None if self._objects is None else pick.of(self._objects)
-        return Column(raw=raw, objects=objects, serde=self._serde)
 
 
 class _PickedColumn(Column):
@@ -220,7 +238,7 @@ class _PickedColumn(Column):
 
     __slots__ = ("_from", "_places")
 
-    def __init__(self, column: Column, places: NDArray[np.intp], fields: "dict[str, Any]") -> None:
+    def __init__(self, column: Column, places: NDArray[np.intp], fields: _Fields) -> None:
         """The rows at these places of a column, which is itself picked of none."""
         super().__init__(serde=column.serde)
         self._from = column
@@ -252,20 +270,20 @@ class _PickedColumn(Column):
         self, form: FieldForm, names: Collection[str], wanted: Wanted | None = None
     ) -> "dict[str, Any] | None":
         del wanted  # The column has one.
-        if self._fields is None or not self._from.has_fields:
+        mine = self._fields
+        if mine is None or not self._from.has_fields:
             return None
-        missing = {*names} - self._fields.keys()
-        found = self._from.fields(form, missing)
-        if found is None:
+        more = self._from.fields(form, {*names} - mine.arrays.keys())
+        if more is None:
             return None
-        self._fields = self._fields | {n: one.take(self._places) for n, one in found.items()}
-        return {name: self._fields[name] for name in names}
+        mine.arrays |= {name: one.take(self._places) for name, one in more.items()}
+        return mine.of(names)
 
-    def _some(self, pick: Pick) -> Column:
+    def picked(self, pick: Pick) -> Column:
         if self._fields is None:
-            return super()._some(pick)
-        fields = {name: pick.of_array(one) for name, one in self._fields.items()}
-        return _PickedColumn(self._from, pick.of_places(self._places), fields)
+            return Column(raw=self.stored, objects=self.objects, serde=self._serde).picked(pick)
+        places = pick.of_places(self._places)
+        return _PickedColumn(self._from, places, self._fields.picked(pick))
 
     def _found_nulls(self) -> list[int]:
         return super()._found_nulls() if self._from.nulls() else []
@@ -277,7 +295,7 @@ class MadeColumn(Column):
     None of them is null, and each can be written.
     """
 
-    __slots__ = ("_made_form", "_read")
+    __slots__ = ("_form", "_read")
 
     def __init__(
         self,
@@ -288,7 +306,7 @@ class MadeColumn(Column):
     ) -> None:
         """`read(column)`: the objects that reading the bytes of an array would give."""
         super().__init__(serde=serde)
-        self._read, self._made_form = read, form
+        self._read, self._form = read, form
         self._arrow = column
 
     def unread(self, serde: "Serde[Any]") -> Any:
@@ -306,7 +324,7 @@ class MadeColumn(Column):
         self, form: FieldForm, names: Collection[str], wanted: Wanted | None = None
     ) -> "dict[str, Any] | None":
         del wanted  # There is nothing to be read.
-        if self._objects is not None or form is not self._made_form:
+        if self._objects is not None or form is not self._form:
             return None
         array = self._arrow
         return {name: array.field(array.type.get_field_index(name)) for name in names}
@@ -320,15 +338,15 @@ class MadeColumn(Column):
     def encoded(self, serde: "Serde[Any]") -> "list[bytes | None]":
         """The bytes under `serde`; all of them at once under the column's own."""
         if self._raw is None and serde is self._serde:
-            self._raw = self._made_form.encode(self._arrow)
+            self._raw = self._form.encode(self._arrow)
         return super().encoded(serde)
 
     def picked(self, pick: Pick) -> "MadeColumn":
         assert self._serde is not None
         # With its array, because a user's function may have changed the objects meanwhile.
-        made = MadeColumn(pick.of_array(self._arrow), self._read, self._serde, self._made_form)
-        made._raw = None if self._raw is None else _picked(self._raw, pick)
-        made._objects = None if self._objects is None else pick.of(self._objects)
+        made = MadeColumn(pick.of_array(self._arrow), self._read, self._serde, self._form)
+        made._raw = None if self._raw is None else pick.rows(self._raw)
+        made._objects = None if self._objects is None else pick.rows(self._objects)
         return made
 
 
@@ -372,13 +390,13 @@ class ContextColumn(Column):
     def fields(self, form: FieldForm, names: Collection[str], wanted: Wanted | None = None) -> None:
         del form, names, wanted  # Its serde reads no bytes alone.
 
-    def _some(self, pick: Pick) -> "ContextColumn":
+    def picked(self, pick: Pick) -> "ContextColumn":
         assert self._raw is not None
         assert self._serde is not None
-        headers = None if self._headers is None else _picked(self._headers, pick)
-        raw = pick.of(unpacked(self._raw))
+        headers = None if self._headers is None else pick.rows(self._headers)
+        raw = pick.rows(unpacked(self._raw))
         made = ContextColumn(raw, self._serde, self._topic, self._side, headers)
-        made._objects = None if self._objects is None else pick.of(self._objects)
+        made._objects = None if self._objects is None else pick.rows(self._objects)
         return made
 
 
@@ -440,12 +458,12 @@ class Batch:
 
     def headers_at(self, indices: Sequence[int]) -> "Sequence[tuple[Header, ...]] | None":
         """Return the headers of the records at `indices`, in that order; None if none has any."""
-        return None if self.headers is None else _picked(self.headers, AtPlaces(indices))
+        return None if self.headers is None else AtPlaces(indices).rows(self.headers)
 
     def _picked(self, pick: Pick) -> "Batch":
-        times = then = pick.of(self.timestamps)
+        times = then = pick.rows(self.timestamps)
         if self.stream_times is not self.timestamps:
-            then = None if self.stream_times is None else pick.of(self.stream_times)
+            then = None if self.stream_times is None else pick.rows(self.stream_times)
         offsets = self.offsets
         if offsets is not None:
             # What is read in pieces is cut again and again.
@@ -454,7 +472,7 @@ class Batch:
             keys=self.keys.picked(pick),
             values=self.values.picked(pick),
             timestamps=times,
-            headers=None if self.headers is None else _picked(self.headers, pick),
+            headers=None if self.headers is None else pick.rows(self.headers),
             topic=self.topic,
             partition=self.partition,
             offsets=offsets,
@@ -556,12 +574,6 @@ def _all_bytes(items: list[Any]) -> list[bytes | None]:
     for kind in set(map(type, items)) - {bytes, type(None)}:
         raise TypeError(f"expected bytes, found {kind.__name__}")
     return items
-
-
-def _picked(rows: Any, pick: Pick) -> Any:
-    if isinstance(rows, LazyColumn):
-        return rows.picked(pick)
-    return pick.of_packed(rows) if isinstance(rows, PackedRows) else pick.of(rows)
 
 
 def in_lots(

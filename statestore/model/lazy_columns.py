@@ -25,7 +25,7 @@ class LazyColumn(Sequence[T]):
 
     def picked(self, pick: Pick) -> "LazyColumn[T]":
         """The rows that `pick` takes."""
-        return LazyColumn(pick.of(self._rows), self._read)
+        return LazyColumn(pick.rows(self._rows), self._read)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -51,14 +51,16 @@ class PickedOffsets(Sequence[int]):
 
     def all(self) -> list[int]:
         """The offsets, picked once."""
-        # Without recursion: a batch may have passed many filters.
-        above = list[PickedOffsets]()
-        offsets: Sequence[int] = self
-        while isinstance(offsets, PickedOffsets) and offsets.known is None:
-            above.append(offsets)
-            offsets = offsets.origin
-        for one in reversed(above):
-            offsets = one.known = one.pick.of(offsets)
+        if self.known is None:
+            # Without recursion: a batch may have passed many filters.
+            above = [self]
+            offsets = self.origin
+            while isinstance(offsets, PickedOffsets) and offsets.known is None:
+                above.append(offsets)
+                offsets = offsets.origin
+            rows = offsets.known if isinstance(offsets, PickedOffsets) else offsets
+            for one in reversed(above):
+                rows = one.known = one.pick.rows(rows)
         assert self.known is not None
         return self.known
 

@@ -1,14 +1,16 @@
 """Which rows of a batch are picked, of lists, columns of bytes and Arrow arrays alike."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import compress
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from statestore.model.byte_columns import MaybePacked, PackedRows, without
+from statestore.model.byte_columns import PackedRows, without
 
 
 class Pick(Protocol):
@@ -18,31 +20,64 @@ class Pick(Protocol):
     def piece(self) -> slice | None:
         """The rows as one piece of all; None: they stand apart."""
 
-    def of(self, rows: Any, /) -> Any:
-        """Return these of a list, a tuple or a range."""
+    @property
+    def rows(self) -> Callable[[Any], Any]:
+        """What returns these of a list, of columns of bytes, or of a lazy column."""
 
-    def of_packed(self, rows: PackedRows, /) -> MaybePacked:
-        """Return these of columns of bytes, as columns where that is less work."""
+    @property
+    def of_array(self) -> Callable[[Any], Any]:
+        """What returns these of a pyarrow.Array."""
 
-    def of_array(self, array: Any, /) -> Any:
-        """Return these of a pyarrow.Array."""
-
-    def of_places(self, places: NDArray[np.intp], /) -> NDArray[np.intp]:
-        """Return these of places, at which the rows of a batch stand elsewhere."""
+    @property
+    def of_places(self) -> Callable[[NDArray[np.intp]], NDArray[np.intp]]:
+        """What returns these of places, at which the rows of a batch stand elsewhere."""
 
 
-class AtPlaces:
-    """The rows at these places, in their order."""
+class InPiece:
+    """The rows from `start` to `stop`, exclusive."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.piece = slice(start, stop)
+        # In C, as records that go one by one are pieces of one.
+        self.rows = self.of_array = self.of_places = itemgetter(self.piece)
+
+
+class _Apart(ABC):
+    """Rows that stand apart."""
 
     piece = None
+
+    def rows(self, rows: Any) -> Any:
+        """Return these of a list, of columns of bytes, or of a lazy column."""
+        if isinstance(rows, PackedRows):
+            return self._of_packed(rows)
+        lazily = getattr(rows, "picked", None)
+        return self._of(rows) if lazily is None else lazily(self)
+
+    @abstractmethod
+    def _of(self, rows: Any) -> list[Any]: ...
+
+    @abstractmethod
+    def _of_packed(self, rows: PackedRows) -> Any:
+        """Return these of columns of bytes, as columns where that is less work."""
+
+    @abstractmethod
+    def of_array(self, array: Any) -> Any: ...
+
+    @abstractmethod
+    def of_places(self, places: NDArray[np.intp]) -> NDArray[np.intp]: ...
+
+
+class AtPlaces(_Apart):
+    """The rows at these places, in their order."""
 
     def __init__(self, places: Sequence[int]) -> None:
         self._places = places
 
-    def of(self, rows: Any) -> Any:
+    def _of(self, rows: Any) -> list[Any]:
         return [rows[place] for place in self._places]
 
-    def of_packed(self, rows: PackedRows) -> MaybePacked:
+    def _of_packed(self, rows: PackedRows) -> Any:
         return rows.taken(self._places)
 
     def of_array(self, array: Any) -> Any:
@@ -52,10 +87,8 @@ class AtPlaces:
         return places[np.array(self._places, np.intp)]
 
 
-class Where:
+class Where(_Apart):
     """The rows for which a mask is true."""
-
-    piece = None
 
     def __init__(self, mask: list[bool] | NDArray[np.bool_]) -> None:
         self._mask = mask
@@ -69,10 +102,10 @@ class Where:
     def _array(self) -> NDArray[np.bool_]:
         return np.asarray(self._mask, np.bool_)
 
-    def of(self, rows: Any) -> Any:
+    def _of(self, rows: Any) -> list[Any]:
         return list(compress(rows, self._list))
 
-    def of_packed(self, rows: PackedRows) -> MaybePacked:
+    def _of_packed(self, rows: PackedRows) -> Any:
         return rows.taken(np.flatnonzero(self._array))
 
     def of_array(self, array: Any) -> Any:
@@ -82,30 +115,16 @@ class Where:
         return places[self._array]
 
 
-class InPiece:
-    """The rows from `start` to `stop`, exclusive."""
-
-    def __init__(self, start: int, stop: int) -> None:
-        self.piece = slice(start, stop)
-
-    def of(self, rows: Any) -> Any:
-        return rows[self.piece]
-
-    of_packed = of_array = of_places = of
-
-
-class Left:
+class Left(_Apart):
     """The rows but those at these places, which are in rising order."""
-
-    piece = None
 
     def __init__(self, places: Sequence[int]) -> None:
         self._places = places
 
-    def of(self, rows: Any) -> Any:
+    def _of(self, rows: Any) -> Any:
         return without(rows, self._places)
 
-    of_packed = of
+    _of_packed = _of
 
     def of_array(self, array: Any) -> Any:
         return array.take(self.of_places(np.arange(len(array))))

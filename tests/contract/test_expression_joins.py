@@ -257,6 +257,13 @@ def test_rows_that_may_be_null_have_fields() -> None:
         assert [one.value for one in driver.read("names")] == ["ann", None]
 
 
+def test_expressions_take_the_place_of_a_function_that_is_deployed() -> None:
+    json = TABLES["json"]
+    deployed = topology(json, sold, history=True, grace=3)
+    anew = topology(json, COLUMNS, history=True, grace=3)
+    assert anew.fingerprint() == deployed.fingerprint()
+
+
 def test_the_description_says_how_rows_are_joined() -> None:
     builder = ss.StreamsBuilder(key_serde=serdes.STRING)
     customers = builder.table("customers", value_serde=serdes.json(Customer))

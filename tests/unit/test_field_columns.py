@@ -164,8 +164,8 @@ PICKS = st.lists(st.booleans(), min_size=1, max_size=30).flatmap(
 def test_a_pick_takes_the_same_rows_of_lists_columns_and_arrays(given: tuple[int, Pick]) -> None:
     count, pick = given
     rows = [b"%d" % i for i in range(count)]
-    found = pick.of(rows)
-    assert list(pick.of_packed(packed(rows))) == found
+    found = pick.rows(rows)
+    assert list(pick.rows(packed(rows))) == found
     assert pick.of_array(pa.array(rows)).to_pylist() == found
     keys, values, offsets = Column(raw=packed(rows)), Column(objects=list(rows)), range(100, 130)
     batch = Batch(keys, values, list(range(count)), offsets=offsets[:count])
