@@ -63,7 +63,7 @@ check-advisories:
 	@$(BIN)/python -m scripts.advisories check
 
 check-tidy:
-	@$(BIN)/python -m pytest --quiet --no-header --durations=0 tests/test_tidy.py \
+	@$(BIN)/python -m pytest --quiet --no-header --durations=0 tests/test_tidy.py tests/unit/test_layers.py \
 	  tests/docs/test_coming_from.py tests/docs/test_names_in_pages.py tests/docs/test_reference.py tests/docs/test_site.py
 
 bench-guard: setup ## count what records cost, and compare (ACCEPT="reason" writes the table)

@@ -18,6 +18,7 @@ from confluent_kafka.serialization import SerializationContext
 
 from statestore.errors import InvalidSetting, Misuse, StateStoreError, Unavailable
 from statestore.extras import needed
+from statestore.model.encoders import json_of
 from statestore.model.records import OF_REGISTRY, Schema, Serde, SerdeContext
 from statestore.serdes.objects import objects_of
 from statestore.settings import expand
@@ -34,7 +35,6 @@ _TIMEOUT_S: Final = 10
 _UNKNOWN_SCHEMA: Final = 40403
 _LATER: Final = frozenset({408, 429, 500, 502, 503, 504})
 _DENIED: Final = frozenset({401, 403})
-_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class SchemaRegistry:
@@ -315,7 +315,7 @@ class _Json:
             self._text,
             self._registry.client(),
             conf=config,
-            json_encode=lambda value: _encode(value).decode(),
+            json_encode=lambda value: json_of(value).decode(),
         )
 
     def deserializer(self) -> Any:

@@ -17,8 +17,8 @@ import pyarrow.compute
 from statestore.errors import Misuse
 from statestore.model.arrow_columns import Rows, pylist
 from statestore.model.decoders import users_decoder
+from statestore.model.encoders import json_lines
 from statestore.model.nulls import any_none
-from statestore.serdes.typed_json import encode_lines
 from statestore.serdes.value_types import name_of
 
 # What Arrow takes as it is.
@@ -141,7 +141,7 @@ class TypedForm:
         else:
             # Much quicker than dicts; fields that are null in the array are null in JSON.
             plain = list(map(self._row, *map(pylist, known.flatten())))
-        written = self._written(known, encode_lines(plain))
+        written = self._written(known, json_lines(plain))
         if len(written) == len(column):
             return list(written)
         one_by_one = iter(written)
@@ -156,7 +156,7 @@ class TypedForm:
         objects = [decode(lines)] if alone else self._decoder.decode_lines(lines)
         if self._write is not None:
             return self._write(objects)
-        exact = encode_lines(objects)
+        exact = json_lines(objects)
         if exact != lines:
             # What could not be read back must not be written.
             self._decoder.decode_lines(exact)

@@ -13,10 +13,10 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.schema import SchemaParseException, UnknownType
 
 from statestore.errors import UNREADABLE, Misuse
+from statestore.model.encoders import sorted_json
 from statestore.model.records import ArrowForm, Schema, Serde
 from statestore.serdes.objects import Objects, objects_of
 
-_sorted = msgspec.json.Encoder(order="sorted").encode
 Read = Callable[[bytes], Any]
 
 
@@ -62,7 +62,7 @@ def _arrow_form(parsed: Any, objects: Objects) -> ArrowForm:
 
 def avro_text(schema: object) -> str:
     """Return a schema given as text, dict or list as text; Misuse if it is not an Avro schema."""
-    text = schema if isinstance(schema, str) else _sorted(schema).decode()
+    text = schema if isinstance(schema, str) else sorted_json(schema).decode()
     parsed_avro(text)
     return text
 
@@ -93,7 +93,7 @@ def canonical_avro(parsed: Any) -> str:
     """Return a parsed schema as text, with full names and sorted keys."""
     if isinstance(parsed, dict):
         parsed = {key: value for key, value in parsed.items() if not key.startswith("__")}
-    return _sorted(parsed).decode()
+    return sorted_json(parsed).decode()
 
 
 def _read(writer: Any, reader: Any, load: Callable[[Any], Any], data: bytes) -> Any:

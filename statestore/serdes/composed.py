@@ -9,9 +9,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-import msgspec
-
 from statestore.model.decoders import msgpack_decoder
+from statestore.model.encoders import msgpack_of
 from statestore.model.modes import PunctuationType
 from statestore.model.records import (
     AT_TIME_BYTES,
@@ -44,7 +43,6 @@ _SPAN = struct.Struct(">qq")
 _INT64 = struct.Struct(">q")
 _TIME_AND_NUMBER = struct.Struct(">QQ")
 _TIME_BIAS = 1 << 63
-_msgpack = msgspec.msgpack.Encoder(order="deterministic")
 _count_windows = msgpack_decoder(list[tuple[int, int, int, bytes | None]]).decode
 
 
@@ -357,7 +355,7 @@ def count_windows(value_serde: Serde[Any]) -> Serde[list[CountWindow]]:
         serialize: Callable[[Any], bytes], deserialize: Callable[[bytes], Any]
     ) -> Functions[list[CountWindow]]:
         def write(windows: list[CountWindow]) -> bytes:
-            return _msgpack.encode(
+            return msgpack_of(
                 [(*of, None if value is None else serialize(value)) for *of, value in windows]
             )
 

@@ -9,11 +9,9 @@ from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
 from statestore.errors import UNREADABLE, Misuse
+from statestore.model.encoders import json_of, sorted_json
 from statestore.model.records import ArrowForm, Schema, Serde
 from statestore.serdes.objects import objects_of
-
-encode = msgspec.json.Encoder(order="deterministic").encode
-_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 @cache
@@ -29,7 +27,7 @@ def json_schema_serde(text: str, kind: Any) -> Serde[Any]:
     def write(value: Any) -> bytes:
         plain = objects.dump(value)
         check(plain)
-        return encode(plain)
+        return json_of(plain)
 
     def read(data: bytes) -> Any:
         found = msgspec.json.decode(data)
@@ -56,7 +54,7 @@ def _arrow_form(
 
 def json_schema_text(schema: object) -> str:
     """Return a schema given as text or as a dict as text; Misuse if it is not a JSON Schema."""
-    text = schema if isinstance(schema, str) else _sorted(schema).decode()
+    text = schema if isinstance(schema, str) else sorted_json(schema).decode()
     try:
         _validator(msgspec.json.decode(text))
     except (SchemaError, TypeError, AttributeError, *UNREADABLE) as error:
@@ -83,7 +81,7 @@ def name_of_json(text: str) -> str:
 
 def canonical(text: str) -> str:
     """Return a schema with sorted keys."""
-    return _sorted(msgspec.json.decode(text)).decode()
+    return sorted_json(msgspec.json.decode(text)).decode()
 
 
 def _validator(declared: Any) -> Any:

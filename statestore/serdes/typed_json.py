@@ -11,14 +11,10 @@ import msgspec
 
 from statestore.errors import Misuse
 from statestore.model.decoders import users_decoder
+from statestore.model.encoders import json_lines, json_of, msgpack_of, sorted_json
 from statestore.model.records import ArrowForm, Functions, Schema, Serde
 from statestore.serdes.value_types import checked, name_of
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
-encode_lines: Final = msgspec.json.Encoder(order="deterministic").encode_lines
-"""Returns the JSON of each of several values in a line of its own."""
-_pack = msgspec.msgpack.Encoder(order="deterministic").encode
-_sorted = msgspec.json.Encoder(order="sorted").encode
 _PLAIN: Final = frozenset({dict, list, tuple, str, bytes, int, float, bool})
 """Types that have no fields, as one look tells."""
 _WITH_FIELDS: Final = (
@@ -37,13 +33,13 @@ def plain_json(value: Any) -> bytes:
     """
     if type(value) not in _PLAIN:
         check_type_is_kept(value, "JSON")
-    return _encode(value)
+    return json_of(value)
 
 
 def plain_json_of_all(values: list[Any]) -> list[bytes]:
     """Return values as JSON, as `plain_json` does."""
     if _PLAIN.issuperset(map(type, values)):
-        found = encode_lines(values).split(b"\n")[:-1]
+        found = json_lines(values).split(b"\n")[:-1]
         if len(found) == len(values):  # JSON of a user's own may have several lines.
             return found
     return list(map(plain_json, values))
@@ -53,7 +49,7 @@ def plain_msgpack(value: Any) -> bytes:
     """Return a value as MessagePack, as `plain_json` does."""
     if type(value) not in _PLAIN:
         check_type_is_kept(value, "MSGPACK")
-    return _pack(value)
+    return msgpack_of(value)
 
 
 @cache
@@ -125,7 +121,7 @@ def _by_msgspec(
     kind: Any,
 ) -> tuple[Schema, Functions[Any], Callable[[list[Any]], list[bytes]]]:
     try:
-        schema = Schema("JSON", _sorted(msgspec.json.schema(kind)).decode())
+        schema = Schema("JSON", sorted_json(msgspec.json.schema(kind)).decode())
         decoder = users_decoder(kind)
     except (TypeError, ValueError, NameError) as error:
         why = str(error).splitlines()[-1]
@@ -139,10 +135,10 @@ def _by_msgspec(
         if not isinstance(value, klass):
             raise TypeError(f"want {name}")
         try:
-            data = _encode(value)
+            data = json_of(value)
         except TypeError:
             # Only keys that are texts can be sorted.
-            data = _encode(msgspec.to_builtins(value, str_keys=True))
+            data = json_of(msgspec.to_builtins(value, str_keys=True))
         # What could not be read back must not be written: no constructor checks the fields.
         decode(data)
         return data
@@ -157,7 +153,7 @@ def _by_msgspec(
     def write_some(values: list[Any]) -> list[bytes]:
         if all(map(isinstance, values, repeat(klass))):
             with suppress(Exception):
-                lines = encode_lines(values)
+                lines = json_lines(values)
                 found = lines.split(b"\n")[:-1]
                 # JSON of a user's own may have several lines, or be empty.
                 one_each = len(found) == len(values) == len(decoder.decode_lines(lines))
@@ -172,13 +168,13 @@ def _by_pydantic(kind: Any) -> tuple[Schema, Functions[Any]]:
     from pydantic import TypeAdapter
 
     adapter = TypeAdapter(kind)
-    schema = Schema("JSON", _sorted(adapter.json_schema()).decode())
+    schema = Schema("JSON", sorted_json(adapter.json_schema()).decode())
     name, dump, read = name_of(kind), adapter.dump_python, adapter.validate_json
 
     def write(value: Any) -> bytes:
         if not isinstance(value, kind):
             raise TypeError(f"want {name}")
-        data = _encode(dump(value, mode="json", by_alias=True, warnings="error"))
+        data = json_of(dump(value, mode="json", by_alias=True, warnings="error"))
         # Assignments, `model_construct` and fields that are left out may have made it unreadable.
         read(data)
         return data

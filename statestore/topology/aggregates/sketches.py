@@ -11,12 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
+from statestore.model.encoders import json_of
+
 FEW: Final = 256
 _BITS: Final = 11
 _REGISTERS: Final = 1 << _BITS
 _REST: Final = 64 - _BITS
 _BIAS: Final = 0.7213 / (1 + 1.079 / _REGISTERS)
-_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Sketch(msgspec.Struct, frozen=True, gc=False):
@@ -28,7 +29,7 @@ class Sketch(msgspec.Struct, frozen=True, gc=False):
 
 def with_value(sketch: Sketch, value: Any) -> Sketch:
     """Return the sketch with one value more."""
-    return _with_hash(sketch, int.from_bytes(blake2b(_encode(value), digest_size=8).digest()))
+    return _with_hash(sketch, int.from_bytes(blake2b(json_of(value), digest_size=8).digest()))
 
 
 def merged(one: Sketch, other: Sketch) -> Sketch:
