@@ -193,6 +193,32 @@ class NewValues(NamedTuple):
         return Column(raw=rows, serde=self.serde)
 
 
+class NewKeys(NamedTuple):
+    """Keys that an expression makes of the values of a serde. They are written by `serde`."""
+
+    where: str
+    source: Serde[Any]
+    given: Any
+    serde: Serde[Any]
+    says: str
+
+    @classmethod
+    def checked(
+        cls, where: str, source: Serde[Any], given: Any, key_serde: Serde[Any] | None
+    ) -> "NewKeys":
+        """Return what makes the keys; Misuse if they do not fit the serde that was given.
+
+        Without one, keys have that of the expression's type.
+        """
+        made = Expressions(where, source, {WHOLE: given})
+        return cls(where, source, given, _key_serde(where, made, key_serde), str(made))
+
+    def begin(self) -> Callable[[str, Batch], list[Any]]:
+        """Return what computes the keys of a node's batches, as `Expressions.of` does."""
+        held = Expressions(self.where, self.source, {WHOLE: self.given})
+        return lambda node, batch: held.of(node, batch)[WHOLE].to_list()
+
+
 def keyed(
     flow: Flow,
     verb: str,
@@ -205,24 +231,21 @@ def keyed(
 
     Without a serde, keys have that of the expression's type. Misuse if the serde has another.
     """
-    where, serde, named = place_of(verb, label or name), flow.value_serde, {WHOLE: given}
-    made = Expressions(where, serde, named)
-    keys = _key_serde(where, made, key_serde)
+    keys = NewKeys.checked(place_of(verb, label or name), flow.value_serde, given, key_serde)
 
     def make(node: str) -> Build:
         def build(_context: NodeContext, forward: Forward) -> Push:
-            held = Expressions(where, serde, named)
+            made = keys.begin()
 
             def push(batch: Batch) -> None:
-                found = held.of(node, batch)[WHOLE].to_list()
-                forward(batch.with_columns(keys=Column(objects=found)), None)
+                forward(batch.with_columns(keys=Column(objects=made(node, batch))), None)
 
             return push
 
         return build
 
-    node = flow.add("KSTREAM-KEY-SELECT", name, make, says=str(made))
-    return flow.keyed_anew(node, key_serde=keys, value_serde=serde)
+    node = flow.add("KSTREAM-KEY-SELECT", name, make, says=keys.says)
+    return flow.keyed_anew(node, key_serde=keys.serde, value_serde=flow.value_serde)
 
 
 def place_of(verb: str, name: str | None) -> str:

@@ -15,13 +15,11 @@ depends on another one.
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import compress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from numpy.typing import NDArray
 from typing_extensions import TypeIs
 
 from statestore.errors import Misuse
@@ -29,6 +27,7 @@ from statestore.model.batch import Batch, Column, Wanted
 from statestore.model.records import ArrowForm, Serde
 from statestore.serdes.arrow_forms import TypedForm
 from statestore.topology.failures import Finding, InArrow, Stage, decoded, decoded_in_arrow, failed
+from statestore.topology.met_rows import MetRows
 
 WHOLE: Final = "value"
 """The column of values that have no fields."""
@@ -65,25 +64,6 @@ _OF_BATCHES: Final = frozenset({"Random", "Sample", "SetSorted", "SetSortedFlag"
 """Functions that go by chance, or say of a whole column what holds for some batches only."""
 Cells = Callable[[int, int], dict[str, pa.Array]]
 """From the first place and the one behind the last to the columns of these records."""
-
-
-class MetRows(NamedTuple):
-    """The rows of a table that records met: `of` has the place of each one's row among `rows`.
-
-    A row is None where there is none.
-    """
-
-    rows: list[Any]
-    of: NDArray[np.intp]
-
-    def where(self, kept: NDArray[np.bool_]) -> "MetRows":
-        """Return what these records met, and no row that none of them met."""
-        if kept.all():
-            return self
-        of = self.of[kept]
-        used = np.zeros(len(self.rows), np.bool_)
-        used[of] = True
-        return MetRows(list(compress(self.rows, used.tolist())), (np.cumsum(used) - 1)[of])
 
 
 class Expressions:

@@ -43,6 +43,11 @@ class Customer(msgspec.Struct):
     amount: int
 
 
+class Rate(msgspec.Struct):
+    currency: str
+    rate: float
+
+
 class Twice(msgspec.Struct):
     amount: int
     amount_right: int
@@ -155,6 +160,72 @@ def test_joins_by_expressions_do_what_joins_by_functions_do(
             driver._drain()
             found.append(results(driver))
     assert found[0] == found[1] == found[2]
+
+
+NOTES = st.sampled_from(["a", "b", "c", None])
+NOTED = st.tuples(
+    st.just("orders"),
+    KEYS,
+    st.builds(Order, AMOUNTS, NOTES) | st.sampled_from([None, b"{}", b"\x00poison"]),
+)
+
+
+def with_everyone(table: ss.Serde[Any], how: Any, key: Any) -> ss.Topology:
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    everyone = builder.global_table("customers", value_serde=table)
+    orders = builder.stream("orders", value_serde=serdes.json(Order))
+    orders.join(everyone, how, key=key, value_serde=SALE, name="join").to("inner")
+    orders.left_join(everyone, how, key=key, value_serde=SALE, name="left").to("left")
+    return builder.build()
+
+
+@pytest.mark.parametrize("table", TABLES)
+@settings(max_examples=15, deadline=None)
+@given(piped=st.lists(st.one_of(CUSTOMERS, NOTED, NOTED), min_size=1, max_size=14))
+def test_joins_with_global_tables_do_what_joins_by_functions_do(
+    table: str, piped: list[Any]
+) -> None:
+    found = []
+    by_name = pl.col("note")
+    for how, key in (
+        (sold, lambda _key, order: order.note),
+        (sold, by_name),
+        (COLUMNS, by_name),
+        (COLUMNS, lambda _key, order: order.note),
+    ):
+        made = with_everyone(TABLES[table], how, key)
+        with TopologyTestDriver(made, poison_settings("dead_letter")) as driver:
+            for time, (topic, name, value) in enumerate(piped):
+                data = None if name is None else name.encode()
+                driver._produce(topic, ss.Record(data, data_of(table, value), time))
+            driver._drain()
+            found.append(results(driver))
+    assert all(one == found[0] for one in found)
+
+
+def test_records_meet_the_rows_of_a_file_by_expressions(tmp_path: Path) -> None:
+    rates_file = tmp_path / "rates.jsonl"
+    lines = ('{"currency":"EUR","rate":1.5}', '{"currency":"USD","rate":2}')
+    rates_file.write_text("\n".join(lines), "utf-8")
+
+    builder = ss.StreamsBuilder(key_serde=serdes.STRING)
+    rates = builder.lookup(
+        str(rates_file),
+        key="currency",
+        key_serde=serdes.STRING,
+        value_serde=serdes.json(Rate),
+    )
+    orders = builder.stream("orders", value_serde=serdes.json(Order))
+    prices = orders.filter(AMOUNT > 0).join(
+        rates, {"price": AMOUNT * pl.col("rate")}, key=pl.col("note"), name="price"
+    )
+    prices.to("prices")
+    made = builder.build()
+    assert 'key=col("note")' in str(made.describe())
+    with TopologyTestDriver(made) as driver:
+        for amount, note in ((2, "EUR"), (0, "EUR"), (3, "GBP"), (4, None), (5, "USD")):
+            driver.pipe("orders", "k", Order(amount, note))
+        assert [one.value.price for one in driver.read("prices")] == [3.0, 10.0]
 
 
 def test_results_are_json_of_their_types_and_go_on_as_columns() -> None:
@@ -293,10 +364,16 @@ def test_what_cannot_be_joined_by_expressions_is_refused_with_the_way_out() -> N
             lambda: join(plain, {"x": AMOUNT}),
             r"the table's value has the serde JSON.*to the table, or use a function",
         ),
-        (lambda: join(everyone, {"x": AMOUNT}, key=lambda k, _v: k), "KTable.*function"),
+        (lambda: join(everyone, {"x": AMOUNT}), "pass key="),
+        (
+            lambda: join(everyone, {"x": AMOUNT}, key=AMOUNT, name="join"),
+            r"key of join 'join': col\(\"amount\"\) is Int64, which is not STRING",
+        ),
+        (lambda: join(everyone, sold, key=pl.col("nname")), "key of join: .* no column 'nname'"),
+        (lambda: join(customers, sold, key=pl.col("note")), "only a global table is joined by key"),
         (
             lambda: join(more, {"x": AMOUNT}, ss.JoinWindows(5)),
-            "KTable.*function",
+            "rows of a table.*function",
         ),
         (
             lambda: join(customers, {"amount": AMOUNT}, value_serde=SALE),

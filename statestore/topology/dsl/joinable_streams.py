@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 from statestore.model.keywords import renamed
 from statestore.model.modes import Span
 from statestore.model.records import K2, V2, K_co, Serde, V_co
-from statestore.topology.dsl.given import Expressions
+from statestore.topology.dsl.given import Expression, Expressions
 from statestore.topology.joins.co_partitioned import JoinKind
 from statestore.topology.joins.global_tables import GlobalKTable, Selector
 from statestore.topology.joins.join_windows import JoinWindows
@@ -23,7 +23,7 @@ class JoinTerms(NamedTuple):
     """What a join was given beside the other side and the function."""
 
     within: JoinWindows | None = None
-    key: Selector | None = None
+    key: Selector | Expression | None = None
     grace_ms: Span = 0
     tolerance_ms: Span | None = None
     key_serde: Serde[Any] | None = None
@@ -85,7 +85,7 @@ class JoinableStream(Generic[K_co, V_co]):
         other: GlobalKTable[K2, V2],
         function: Callable[[V_co, V2], R],
         *,
-        key: Callable[[K_co, V_co], K2 | None],
+        key: Callable[[K_co, V_co], K2 | None] | Expression,
         key_serde: Serde[K_co] | None = None,
         value_serde: Serde[R] | None = None,
         name: str | None = None,
@@ -96,7 +96,7 @@ class JoinableStream(Generic[K_co, V_co]):
         other: GlobalKTable[K2, V2],
         function: Callable[[K_co, V_co, V2], R],
         *,
-        key: Callable[[K_co, V_co], K2 | None],
+        key: Callable[[K_co, V_co], K2 | None] | Expression,
         key_serde: Serde[K_co] | None = None,
         value_serde: Serde[R] | None = None,
         name: str | None = None,
@@ -113,6 +113,17 @@ class JoinableStream(Generic[K_co, V_co]):
         value_serde: Serde[Any] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, Any]": ...
+    @overload
+    def join(
+        self,
+        other: GlobalKTable[K2, Any],
+        function: Expressions,
+        *,
+        key: Callable[[K_co, V_co], K2 | None] | Expression,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[Any] | None = None,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, Any]": ...
     @renamed(grace="grace_ms", tolerance="tolerance_ms")
     def join(
         self,
@@ -120,7 +131,7 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[..., Any] | Expressions,
         within: JoinWindows | None = None,
         *,
-        key: Selector | None = None,
+        key: Selector | Expression | None = None,
         grace: Span = 0,
         tolerance: Span | None = None,
         key_serde: Serde[Any] | None = None,
@@ -130,16 +141,18 @@ class JoinableStream(Generic[K_co, V_co]):
         """Join each record with the row of a table, or with the records of another stream.
 
         With a global table: return function(left, right) for each record, where `right` is the row
-        whose key is key(record's key, value). The stream keeps its keys, and nothing needs equal
-        partitions. A record for which `key` returns None joins nothing.
+        whose key is key(record's key, value), or the result of a Polars expression over the fields
+        of the record. The stream keeps its keys, and nothing needs equal partitions. A record for
+        which `key` gives None joins nothing.
 
         With a table: return function(left, right) for each record whose key the table has at that
         time; the function may take the key before both. If the table keeps versions, a record joins
         the version valid at its own time, after waiting for `grace` of stream time (KIP-923). A
-        version that began more than `tolerance` before that time is no match (None: all are). A
-        dict of Polars expressions gives results with these fields, and a single expression gives
-        its result, over the fields of both (extra `columns`); a field that both have is called
-        name_right where it is the row's.
+        version that began more than `tolerance` before that time is no match (None: all are).
+
+        With either, `function` may be a dict of Polars expressions, which gives results with these
+        fields, or a single expression, which gives its result, over the fields of both (extra
+        `columns`); a field that both have is called name_right where it is the row's.
 
         With a stream: return function(left, right) for each two records of one key whose times lie
         `within` these windows, with the later of both times. Records that are behind stream time by
@@ -152,7 +165,7 @@ class JoinableStream(Generic[K_co, V_co]):
 
         Misuse if the grace is negative or longer than the table's history, if the tolerance is
         negative or the table has no history, if `within` is missing or not needed, or if an
-        expression does not fit the fields or the serde, or is not with a table; SerdeMismatch
+        expression does not fit the fields or the serde, or is with a stream; SerdeMismatch
         if the keys of both have different serdes; InvalidTopology if the other has another builder.
         """
         extra = JoinTerms(within, key, grace, tolerance, key_serde, value_serde)
@@ -210,7 +223,7 @@ class JoinableStream(Generic[K_co, V_co]):
         other: GlobalKTable[K2, V2],
         function: Callable[[V_co, V2 | None], R],
         *,
-        key: Callable[[K_co, V_co], K2 | None],
+        key: Callable[[K_co, V_co], K2 | None] | Expression,
         key_serde: Serde[K_co] | None = None,
         value_serde: Serde[R] | None = None,
         name: str | None = None,
@@ -221,7 +234,7 @@ class JoinableStream(Generic[K_co, V_co]):
         other: GlobalKTable[K2, V2],
         function: Callable[[K_co, V_co, V2 | None], R],
         *,
-        key: Callable[[K_co, V_co], K2 | None],
+        key: Callable[[K_co, V_co], K2 | None] | Expression,
         key_serde: Serde[K_co] | None = None,
         value_serde: Serde[R] | None = None,
         name: str | None = None,
@@ -238,6 +251,17 @@ class JoinableStream(Generic[K_co, V_co]):
         value_serde: Serde[Any] | None = None,
         name: str | None = None,
     ) -> "streams.KStream[K_co, Any]": ...
+    @overload
+    def left_join(
+        self,
+        other: GlobalKTable[K2, Any],
+        function: Expressions,
+        *,
+        key: Callable[[K_co, V_co], K2 | None] | Expression,
+        key_serde: Serde[K_co] | None = None,
+        value_serde: Serde[Any] | None = None,
+        name: str | None = None,
+    ) -> "streams.KStream[K_co, Any]": ...
     @renamed(grace="grace_ms", tolerance="tolerance_ms")
     def left_join(
         self,
@@ -245,7 +269,7 @@ class JoinableStream(Generic[K_co, V_co]):
         function: Callable[..., Any] | Expressions,
         within: JoinWindows | None = None,
         *,
-        key: Selector | None = None,
+        key: Selector | Expression | None = None,
         grace: Span = 0,
         tolerance: Span | None = None,
         key_serde: Serde[Any] | None = None,

@@ -36,7 +36,12 @@ from statestore.topology.dsl.given import (
 from statestore.topology.dsl.groupable_streams import GroupableStream
 from statestore.topology.dsl.joinable_streams import JoinableStream, JoinTerms
 from statestore.topology.joins import co_partitioned
-from statestore.topology.joins.global_tables import GlobalKTable, joined_with, refuse_key
+from statestore.topology.joins.global_tables import (
+    GlobalKTable,
+    joined_with,
+    refuse_key,
+    selected_by,
+)
 from statestore.topology.joins.join_windows import require_windows
 from statestore.topology.joins.joiners import Joiner
 from statestore.topology.materialized import Materialized
@@ -503,20 +508,29 @@ class KStream(GroupableStream[K_co, V_co], JoinableStream[K_co, V_co]):
         flow = self._flow.keyed_by(verb, key_serde)
         others = (within, grace_ms, tolerance_ms is not None)
         if are_expressions(function):
-            if isinstance(other, KStream | GlobalKTable):
+            if isinstance(other, KStream):
                 raise Misuse(
-                    f"{verb}: expressions join a stream with the rows of a KTable: with another "
-                    "stream or a global table, use a function"
+                    f"{verb}: expressions join a stream with the rows of a table: with another "
+                    "stream, use a function"
                 )
-            theirs = ktables.table_of(verb, other, self._flow).value_serde
+            if isinstance(other, GlobalKTable):
+                theirs = other._table.spec.value_serde
+            else:
+                theirs = ktables.table_of(verb, other, self._flow).value_serde
             columns = joined_by_columns(verb)
             by = columns.joiner(verb, name, flow.value_serde, theirs, function, value_serde)
             joiner, value_serde = by, by.value_serde
         else:
             joiner = Joiner.checked(verb, function, name)
         if isinstance(other, GlobalKTable):
+            everyone = other._table
+            if is_expression(key):
+                columns, keys = joined_by_columns(verb), everyone.spec.key_serde
+                by_key = columns.selector(verb, name, flow.value_serde, key, keys)
+            else:
+                by_key = selected_by(verb, key)
             join = joined_with(
-                other._table, joiner, kind, key=key, others=others, value_serde=value_serde
+                everyone, joiner, kind, key=by_key, others=others, value_serde=value_serde
             )
             return KStream(join(flow, name))
         refuse_key(verb, key)

@@ -25,6 +25,7 @@ from statestore.topology.flows import Flow, Look, Stamp, TableFlow
 from statestore.topology.joins import grace
 from statestore.topology.joins.join_windows import JoinWindows
 from statestore.topology.joins.joiners import ColumnJoiner, Joiner, Joining
+from statestore.topology.joins.meeting import with_table
 from statestore.topology.joins.own_rows import may_change, rows_of
 from statestore.topology.joins.stream_joins import LEFT, RIGHT, Side, StreamJoin
 from statestore.topology.materialized import Materialized
@@ -402,7 +403,7 @@ def _stream_table(
 def _joining(node: str, table: TableFlow, joiner: Joiner | ColumnJoiner, *, left: bool) -> Joining:
     """Return, for a context, the function from a batch of the stream to the joined batch."""
     if not isinstance(joiner, Joiner):
-        return joiner.joining(node, table, left=left)
+        return joiner.joining(node, with_table(table), left=left)
     function = joiner.function
 
     def made_for(context: NodeContext) -> Callable[[Batch], Batch]:

@@ -7,7 +7,10 @@ A global table belongs to no sub-topology. The run keeps its rows in a store of 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from statestore import serdes
 from statestore.errors import InvalidTopology, Misuse, SerdeMismatch, StateStoreError
@@ -20,9 +23,11 @@ from statestore.topology.collector import Collector
 from statestore.topology.failures import decoded, each, encoded, processing
 from statestore.topology.flows import Flow, Look
 from statestore.topology.joins.co_partitioned import JoinKind
-from statestore.topology.joins.joiners import Joiner
+from statestore.topology.joins.joiners import ColumnJoiner, Joiner, Joining
+from statestore.topology.joins.meeting import Meet, Meeting, met
 from statestore.topology.joins.own_rows import rows_of
 from statestore.topology.materialized import Materialized, wished
+from statestore.topology.met_rows import MetRows
 from statestore.topology.nodes import (
     Build,
     Forward,
@@ -33,6 +38,18 @@ from statestore.topology.nodes import (
 )
 
 Selector = Callable[[Any, Any], Any]
+Select = Callable[[str, Batch], list[Any]]
+"""From a node and a batch, each of whose records has a value, to the keys of the rows they ask for.
+
+NodeFailed if that fails for some of them.
+"""
+
+
+class KeySelector(NamedTuple):
+    """How a join tells which row a record asks for; `says` is what the description says of it."""
+
+    begin: Callable[[], Select]
+    says: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,16 +107,16 @@ def global_table(
 
 def joined_with(
     table: GlobalFlow,
-    joiner: Joiner,
+    joiner: Joiner | ColumnJoiner,
     kind: JoinKind,
     *,
-    key: Selector | None,
+    key: KeySelector,
     others: Sequence[object],
     value_serde: Serde[Any] | None = None,
 ) -> Callable[[Flow, str | None], Flow]:
     """Return what joins a stream with a global table: it keeps its keys and partitions.
 
-    Misuse if `key` is not a selector, or if any of the `others` is given: what other joins take.
+    Misuse if any of the `others` is given: what other joins take.
     """
     verb = kind.value
     if any(others) or kind.left_may_lack:
@@ -107,13 +124,8 @@ def joined_with(
             f"{verb}: a global table is as it is, without windows, grace or tolerance: use "
             "join() or left_join() with key= alone"
         )
-    if key is None:
-        raise Misuse(
-            f"{verb}: a global table is joined by any key: pass key=, a function of (key, value) "
-            "that returns the key of the row, such as key=lambda key, value: key"
-        )
-    check_arity(f"key of {verb}", key, 2)
-    left, spec, select = kind.right_may_lack, table.spec, key
+    left, spec = kind.right_may_lack, table.spec
+    says = "" if isinstance(joiner, Joiner) else joiner.says
 
     def add(flow: Flow, name: str | None) -> Flow:
         if table.builder is not flow.builder:
@@ -123,14 +135,34 @@ def joined_with(
         node = flow.add(
             "KSTREAM-LEFTJOIN" if left else "KSTREAM-JOIN",
             name,
-            lambda n: _joined(n, spec, joiner, select, left=left),
+            lambda n: _joined(n, spec, joiner, key, left=left),
             (spec.name,),
+            says=", ".join(filter(None, (says, key.says))),
         )
         if left:
             flow.builder.take_null_keys((node,))
         return flow.revalued(node, value_serde)
 
     return add
+
+
+def selected_by(verb: str, key: Selector | None) -> KeySelector:
+    """Return what asks a function for keys; Misuse if it cannot be called, or is missing."""
+    if key is None:
+        raise Misuse(
+            f"{verb}: a global table is joined by any key: pass key=, a function of (key, value) "
+            "that returns the key of the row, such as key=lambda key, value: key, or an expression"
+        )
+    select = key
+    check_arity(f"key of {verb}", select, 2)
+
+    def select_all(node: str, batch: Batch) -> list[Any]:
+        own, ours = decoded(node, batch, "key"), decoded(node, batch, "value")
+        return each(
+            node, batch, own, lambda ahead: [select(k, v) for k, v in zip(ahead, ours, strict=True)]
+        )
+
+    return KeySelector(lambda: select_all)
 
 
 def refuse_key(verb: str, key: object) -> None:
@@ -143,20 +175,51 @@ def refuse_key(verb: str, key: object) -> None:
 
 
 def _joined(
-    node: str, spec: KeyValueSpec[Any, Any], joiner: Joiner, select: Selector, *, left: bool
+    node: str,
+    spec: KeyValueSpec[Any, Any],
+    joiner: Joiner | ColumnJoiner,
+    key: KeySelector,
+    *,
+    left: bool,
 ) -> Build:
     """Build a node that joins each record with the row whose key the selector returns.
 
     Nulls are treated as in Kafka Streams: a record without a value joins nothing; one for which the
     selector returns None is joined with None in a left join, and joins nothing in an inner join.
     """
+    if isinstance(joiner, Joiner):
+        joining = _by_function(node, spec, joiner, key, left=left)
+    else:
+        joining = joiner.joining(node, _meeting(spec, key), left=left)
 
     def build(context: NodeContext, forward: Forward) -> Push:
-        look, function = _look_of(context, spec), joiner.function
+        join = joining(context)
+
+        def push(batch: Batch) -> None:
+            with processing(node, batch):
+                made = join(batch)
+            if len(made):
+                forward(made, None)
+
+        return push
+
+    return build
+
+
+def _by_function(
+    node: str, spec: KeyValueSpec[Any, Any], joiner: Joiner, key: KeySelector, *, left: bool
+) -> Joining:
+    """Return, for a context, the function from a batch to what a function makes of it."""
+    function = joiner.function
+
+    def made_for(context: NodeContext) -> Callable[[Batch], Batch]:
+        look, select = _look_of(context, spec), key.begin()
 
         def join(batch: Batch) -> Batch:
             own, ours = decoded(node, batch, "key"), decoded(node, batch, "value")
-            asked, keys = _selected(node, batch, spec.key_serde, select)
+            asked = [i for i, value in enumerate(ours) if value is not None]
+            wanted = batch if len(asked) == len(batch) else batch.take(asked)
+            keys = _keys(node, wanted, spec.key_serde, select)
             found = dict(zip(asked, zip(keys, rows_of(look, keys), strict=True), strict=True))
             places = [i for i, (_, row) in found.items() if left or row is not None]
             nulls = [
@@ -178,31 +241,30 @@ def _joined(
             chosen = batch if len(places) == len(batch) else batch.take(places)
             return chosen.with_columns(values=Column(objects=made))
 
-        def push(batch: Batch) -> None:
-            with processing(node, batch):
-                made = join(batch)
-            if len(made):
-                forward(made, None)
+        return join
 
-        return push
-
-    return build
+    return made_for
 
 
-def _selected(
-    node: str, batch: Batch, key_serde: Serde[Any], select: Selector
-) -> tuple[list[int], list[bytes | None]]:
-    """Return the places of the values that are not null, and the key that each of them asks for."""
-    own, ours = decoded(node, batch, "key"), decoded(node, batch, "value")
-    asked = [i for i, value in enumerate(ours) if value is not None]
+def _meeting(spec: KeyValueSpec[Any, Any], key: KeySelector) -> Meeting:
+    """Return what meets rows by the keys that the selector returns."""
 
-    def select_all(ahead: Iterator[int]) -> list[Any]:
-        return [select(own[i], ours[i]) for i in ahead]
+    def meeting(node: str, context: NodeContext) -> Meet:
+        look, select = _look_of(context, spec), key.begin()
 
-    chosen = each(node, batch, asked, select_all, place_of=asked.__getitem__)
-    wanted = batch if len(asked) == len(batch) else batch.take(asked)
-    wanted = wanted.with_columns(keys=Column(objects=chosen))
-    return asked, encoded(node, wanted, "key", key_serde)
+        def meet(batch: Batch, has_value: NDArray[np.bool_]) -> tuple[MetRows, NDArray[np.bool_]]:
+            keys = _keys(node, batch.where(has_value), spec.key_serde, select)
+            return met(keys, has_value, look)
+
+        return meet
+
+    return meeting
+
+
+def _keys(node: str, batch: Batch, key_serde: Serde[Any], select: Select) -> list[bytes | None]:
+    """Return the key of the row that each record asks for, none of which lacks a value."""
+    keys = Column(objects=select(node, batch))
+    return encoded(node, batch.with_columns(keys=keys), "key", key_serde)
 
 
 def _look_of(context: NodeContext, spec: KeyValueSpec[Any, Any]) -> Look:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from statestore.model.batch import Batch
 from statestore.model.records import Serde
 from statestore.topology.callbacks import takes_key
-from statestore.topology.flows import TableFlow
+from statestore.topology.joins.meeting import Meeting
 from statestore.topology.nodes import NodeContext
 
 Joining = Callable[[NodeContext], Callable[[Batch], Batch]]
@@ -26,7 +26,7 @@ class ColumnJoiner(Protocol):
     def says(self) -> str:
         """What the description of the topology says of it."""
 
-    def joining(self, node: str, table: TableFlow, *, left: bool) -> Joining: ...
+    def joining(self, node: str, meeting: Meeting, *, left: bool) -> Joining: ...
 
 
 class Joiner(NamedTuple):
