@@ -1,16 +1,18 @@
 """The unit of work between edges and operators: columns, decoded when first asked for."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, Protocol, dataclass_transform
+from typing import Any, dataclass_transform
 
 import numpy as np
 from numpy.typing import NDArray
 
 from statestore.model.byte_columns import MaybePacked, PackedRows, unpacked
+from statestore.model.fields_read import FieldForm, FieldsRead, Wanted
 from statestore.model.lazy_columns import PickedOffsets
 from statestore.model.picks import AtPlaces, InPiece, Left, Pick, Where
 from statestore.model.records import (
@@ -25,53 +27,12 @@ from statestore.model.records import (
 )
 
 _RECORD: Callable[[tuple[Any, ...]], Record[Any, Any]] = partial(tuple.__new__, Record)
+_FEW = 32
+"""The values of so many rows are worth that the next ones are decoded once only."""
+_PART = 8
+"""One row of so many is decoded alone."""
 _FIELDS = ("key", "value", "timestamp_ms", "headers")
 _BY_NAME: tuple[Callable[[Any], Any], ...] = tuple(map(attrgetter, _FIELDS))
-
-
-class FieldForm(ArrowForm, Protocol):
-    """The form of values that have fields, as ADR 58 has it."""
-
-    def read(
-        self, decode: "Callable[[bytes], Any]", rows: "list[bytes | None]", names: "set[str]"
-    ) -> "dict[str, Any]":
-        """Return Arrow arrays of these fields of the values, and keep no value."""
-
-
-class Wanted:
-    """What was asked for of the values that came to a node.
-
-    `names`: which of their fields. `objects`: somebody had the values themselves.
-    """
-
-    __slots__ = ("names", "objects")
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.names = set(names)
-        self.objects = False
-
-
-class _Fields:
-    """Fields that were read of the values of a column, as Arrow arrays by their names.
-
-    `form` read them, and `wanted` has what is asked for beside them.
-    """
-
-    __slots__ = ("arrays", "form", "wanted")
-
-    def __init__(self, arrays: "dict[str, Any]", form: FieldForm, wanted: Wanted) -> None:
-        self.arrays = arrays
-        self.form = form
-        self.wanted = wanted
-
-    def of(self, names: Iterable[str]) -> "dict[str, Any]":
-        """Those of these names, which there are."""
-        return {name: self.arrays[name] for name in names}
-
-    def picked(self, pick: Pick) -> "_Fields":
-        """Of the rows that `pick` takes."""
-        arrays = {name: pick.of_array(one) for name, one in self.arrays.items()}
-        return _Fields(arrays, self.form, self.wanted)
 
 
 class Column:
@@ -81,7 +42,7 @@ class Column:
     that.
     """
 
-    __slots__ = ("_arrow", "_fields", "_nulls", "_objects", "_raw", "_serde")
+    __slots__ = ("_arrow", "_few", "_fields", "_nulls", "_objects", "_raw", "_serde")
 
     def __init__(
         self,
@@ -94,7 +55,8 @@ class Column:
         self._objects = objects
         self._serde = serde
         self._arrow: Any = None
-        self._fields: _Fields | None = None
+        self._few: dict[int, Any] = {}
+        self._fields: FieldsRead | None = None
         self._nulls: list[int] | None = None
 
     @property
@@ -123,7 +85,8 @@ class Column:
             assert self._raw is not None
             if self._fields is not None:
                 # Whoever has the values may change them.
-                self._fields.wanted.objects = True
+                if len(self._raw) >= _FEW:
+                    self._fields.wanted.objects = True
                 self._fields = None
             raw = unpacked(self._raw)
             if self._serde is None or self._serde is BYTES:
@@ -131,7 +94,23 @@ class Column:
             else:
                 decode = self._serde.deserialize
                 self._objects = [None if data is None else decode(data) for data in raw]
+                for place, value in self._few.items():
+                    self._objects[place] = value
         return self._objects
+
+    def objects_at(self, places: NDArray[np.intp]) -> list[Any]:
+        """The values of some rows; of a few, no others are decoded."""
+        raw, asked = self._raw, places.tolist()
+        if self._objects is not None or raw is None or len(asked) * _PART > len(raw):
+            return list(map(self.objects.__getitem__, asked))
+        assert self._serde is not None
+        # Whoever has the values may change them, and others are to have the same ones.
+        self._fields, few, decode = None, self._few, self._serde.deserialize
+        missing = sorted({*asked} - few.keys())
+        rows = raw.at(missing) if isinstance(raw, PackedRows) else map(raw.__getitem__, missing)
+        for place, data in zip(missing, rows, strict=True):
+            few[place] = None if data is None else decode(data)
+        return list(map(few.__getitem__, asked))
 
     def encoded(self, serde: "Serde[Any]") -> "list[bytes | None]":
         """The bytes under `serde`; free where the column arrived as bytes of that serde."""
@@ -181,9 +160,10 @@ class Column:
         """
         found, raw = self._fields, self._raw
         if found is None:
-            if self._objects is not None or raw is None or wanted is None or wanted.objects:
+            had = self._objects is not None or self._few
+            if had or raw is None or wanted is None or wanted.objects:
                 return None
-            found, missing = _Fields({}, form, wanted), wanted.names | {*names}
+            found, missing = FieldsRead({}, form, wanted), wanted.names | {*names}
         elif form is not found.form:
             return None
         else:
@@ -214,7 +194,7 @@ class Column:
 
     def picked(self, pick: Pick) -> "Column":
         """The rows that `pick` takes."""
-        raw, objects = self._raw, self._objects
+        raw, objects = self._raw, self.objects if self._few else self._objects
         if self._fields is not None:
             assert raw is not None
             places = pick.of_places(np.arange(len(raw)))
@@ -225,7 +205,8 @@ class Column:
             serde=self._serde,
         )
         if self._arrow is not None:
-            made.keep_arrow(pick.of_array(self._arrow))
+            with suppress(NotImplementedError):  # Arrow picks no rows of some types.
+                made.keep_arrow(pick.of_array(self._arrow))
         return made
 
 
@@ -238,7 +219,7 @@ class _PickedColumn(Column):
 
     __slots__ = ("_from", "_places")
 
-    def __init__(self, column: Column, places: NDArray[np.intp], fields: _Fields) -> None:
+    def __init__(self, column: Column, places: NDArray[np.intp], fields: FieldsRead) -> None:
         """The rows at these places of a column, which is itself picked of none."""
         super().__init__(serde=column.serde)
         self._from = column
@@ -249,7 +230,7 @@ class _PickedColumn(Column):
     def objects(self) -> list[Any]:
         if self._objects is None:
             self._fields = None
-            self._objects = list(map(self._from.objects.__getitem__, self._places.tolist()))
+            self._objects = self._from.objects_at(self._places)
         return self._objects
 
     @property

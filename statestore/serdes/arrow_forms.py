@@ -65,6 +65,7 @@ class TypedForm:
         self._write = write
         self._decoder = users_decoder(kind)
         self._fields = _fields_of(info, self.type)
+        self._parts = self._fields or _fields_of(_innermost(info), self.type)
         self._sure = write is None and _says_all(info)
         self._required = _required(info)
         self._row: Callable[..., Any] | None = None
@@ -115,13 +116,13 @@ class TypedForm:
 
         Values without fields are the column `whole`.
         """
-        if not self._fields:
+        if not self._parts:
             return {
                 name: pa.array(builtins_of(values), self.type) for name in names if name == whole
             }
         return {
             field.name: _array(field, _taken(field, values))
-            for field in self._fields
+            for field in self._parts
             if field.name in names
         }
 
@@ -225,6 +226,13 @@ def _fields_of(info: mi.Type, kind: pa.DataType) -> list[_Field]:
         _Field(field.encode_name, arrow.type, take(field.name), _is_plain(field.type))
         for field, arrow in zip(info.fields, kind, strict=True)
     ]
+
+
+def _innermost(info: mi.Type) -> mi.Type:
+    """Return the type of values that are not None, without what is said of it."""
+    if isinstance(info, mi.UnionType):
+        (info,) = (one for one in info.types if not isinstance(one, mi.NoneType))
+    return _innermost(info.type) if isinstance(info, mi.Metadata) else info
 
 
 def _says_all(info: mi.Type) -> bool:

@@ -1,6 +1,7 @@
 """The fields of a serde's values: their types, and how they are taken from a value."""
 
 import dataclasses
+import types
 import typing
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
@@ -25,7 +26,8 @@ class Field(NamedTuple):
 def fields_of(serde: Serde[Any]) -> dict[str | None, Field] | None:
     """Return the fields that values have, by their names in the bytes, and the value itself.
 
-    None if the serde does not say what its values are. Misuse if Arrow has no type for them.
+    Values that may be None have those of their type. None if the serde does not say what its values
+    are. Misuse if Arrow has no type for them.
     """
     function, arguments = serde.recipe or (None, ())
     if function is typed_json:
@@ -57,7 +59,7 @@ def _itself(value: Any) -> Any:
 
 def _of_type(kind: Any) -> dict[str | None, Field]:
     found: dict[str | None, Field] = {WHOLE: Field(kind, _itself)}
-    bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+    bare = _innermost(kind)
     if isinstance(bare, type) and issubclass(bare, msgspec.Struct):
         for one in msgspec.structs.fields(bare):
             found[one.encode_name] = Field(one.type, attrgetter(one.name))
@@ -70,3 +72,13 @@ def _of_type(kind: Any) -> dict[str | None, Field]:
         for name in bare.__required_keys__:
             found[name] = Field(hints[name], itemgetter(name))
     return found
+
+
+def _innermost(kind: Any) -> Any:
+    """Return the type of values that are not None, if it is one, without what is said of it."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return _innermost(typing.get_args(kind)[0])
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        some = [one for one in typing.get_args(kind) if one is not type(None)]
+        return _innermost(some[0]) if len(some) == 1 else kind
+    return kind

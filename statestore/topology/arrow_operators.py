@@ -87,7 +87,7 @@ def _mapped(node: str, function: ArrowFunction, taken: Taken, serde: Serde[Any])
 
         def push(batch: Batch) -> None:
             column = _called(node, batch, function, columns)
-            rows = encoded_column(node, batch, column, made)
+            rows = encoded_column(node, batch, column, made, batch.values.nulls())
             forward(batch.with_columns(values=Column(raw=rows, serde=serde)), None)
 
         return push
@@ -121,14 +121,16 @@ def _called(
         return whole(function(*columns), len(batch))
 
 
-def encoded_column(node: str, batch: Batch, column: pa.Array, made: InArrow) -> list[bytes | None]:
-    """Return the bytes of new values of a batch, None where it has none; NodeFailed for misfits.
+def encoded_column(
+    node: str, batch: Batch, column: pa.Array, made: InArrow, without: Sequence[int]
+) -> list[bytes | None]:
+    """Return the bytes of new values of a batch, None at these places; NodeFailed for misfits.
 
     As in nearly all functions of Arrow, there is no value where there was none.
     """
-    nulls = set(batch.values.nulls())
-    if not nulls:
+    if not without:
         return _encoded(node, batch, column, made)
+    nulls = set(without)
     places = [i for i in range(len(batch)) if i not in nulls]
     some = _encoded(node, batch.take(places), column.take(pa.array(places, pa.int64())), made)
     written = iter(some)

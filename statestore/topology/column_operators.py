@@ -114,7 +114,8 @@ def mapped_values(flow: Flow, given: Any, value_serde: Serde[Any] | None, name: 
             held = values.expressions()
 
             def push(batch: Batch) -> None:
-                made = values.column(node, batch, held.of(node, batch))
+                nulls = held.read(node, batch)
+                made = values.column(node, batch, held.of(node, batch), nulls)
                 forward(batch.with_columns(values=made), None)
 
             return push
@@ -180,16 +181,18 @@ class NewValues(NamedTuple):
         """Return what computes them."""
         return Expressions(self.where, self.source, self.named, self.beside)
 
-    def column(self, node: str, batch: Batch, found: Mapping[str, pl.Series]) -> Column:
-        """Return the values of a batch; NodeFailed if one cannot be written."""
+    def column(
+        self, node: str, batch: Batch, found: Mapping[str, pl.Series], nulls: Sequence[int] = ()
+    ) -> Column:
+        """Return the values of a batch, none at `nulls`; NodeFailed if one cannot be written."""
         form = self.serde.arrow_form()
         assert form is not None
         column = _joined(found, whole=self.whole)
-        if self.is_derived and not batch.values.nulls():
+        if self.is_derived and not nulls:
             made = _in_columns(column, self.serde, form)
             if made is not None:
                 return made
-        rows = encoded_column(node, batch, column, InArrow(self.serde, form))
+        rows = encoded_column(node, batch, column, InArrow(self.serde, form), nulls)
         return Column(raw=rows, serde=self.serde)
 
 

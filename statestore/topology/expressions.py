@@ -23,7 +23,9 @@ import pyarrow as pa
 from typing_extensions import TypeIs
 
 from statestore.errors import Misuse
-from statestore.model.batch import Batch, Column, Wanted
+from statestore.model.batch import Batch, Column
+from statestore.model.fields_read import Wanted
+from statestore.model.nulls import any_none
 from statestore.model.records import ArrowForm, Serde
 from statestore.serdes.arrow_forms import TypedForm
 from statestore.topology.failures import Finding, InArrow, Stage, decoded, decoded_in_arrow, failed
@@ -142,7 +144,8 @@ class Expressions:
         if batch.values.has_fields:
             return batch.values.nulls()
         if _takes_objects(self._how.form):
-            return [i for i, value in enumerate(decoded(node, batch, "value")) if value is None]
+            values = decoded(node, batch, "value")
+            return [i for i, one in enumerate(values) if one is None] if any_none(values) else []
         there = decoded_in_arrow(node, batch, "value", self._how).is_valid()
         return np.flatnonzero(~there.to_numpy(zero_copy_only=False)).tolist()
 
@@ -217,8 +220,8 @@ def _in_arrow(where: str, what: str, way_out: str, serde: Serde[Any]) -> InArrow
 
 
 def _takes_objects(form: ArrowForm) -> TypeIs[TypedForm]:
-    """Tell whether columns are made of values; those that may be null have fields in Arrow only."""
-    return isinstance(form, TypedForm) and (form.has_fields or not pa.types.is_struct(form.type))
+    """Tell whether columns are made of values, and not of bytes."""
+    return isinstance(form, TypedForm)
 
 
 def _parts_of(whole: pa.Array, names: Sequence[str]) -> dict[str, pa.Array]:
@@ -301,7 +304,10 @@ def _own(where: str, name: str, given: Any) -> pl.Expr:
     except Exception as error:
         raise Misuse(f"{where}: {given} cannot be read ({error}): use a function") from error
     for part in _parts(written):
-        why = _why_not(part)
+        try:
+            why = _why_not(part)
+        except pl.exceptions.PolarsError as error:
+            why = f"has a part of which Polars says {str(error).splitlines()[0]!r}"
         if why is not None:
             raise Misuse(
                 f"{where}: {given} {why}. Records come in batches of any size, so an expression "

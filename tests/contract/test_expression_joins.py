@@ -63,6 +63,7 @@ class Sale(msgspec.Struct):
 SALE = serdes.json(Sale)
 TABLES: dict[str, ss.Serde[Any]] = {
     "json": serdes.json(Customer),
+    "json or null": serdes.json(cast("Any", Customer | None)),
     "avro": serdes.avro(AVRO),
     "avro of a type": serdes.avro(AVRO, Customer),
 }
@@ -126,7 +127,7 @@ def data_of(table: str, value: Any) -> bytes | None:
         return msgspec.json.encode(value)
     if not isinstance(value, Customer):
         return value  # type: ignore[no-any-return]  # bytes or None
-    if table != "json":
+    if table.startswith("avro"):
         number = (value.amount + LONG) % (2 * LONG) - LONG
         value = msgspec.structs.replace(value, amount=number)
     return TABLES[table].serialize(msgspec.structs.asdict(value) if table == "avro" else value)

@@ -2,7 +2,7 @@
 
 import datetime as dt
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 import polars as pl
@@ -48,6 +48,7 @@ AVRO = {
 }
 SERDES: dict[str, ss.Serde[Any]] = {
     "json": serdes.json(Order),
+    "json or null": serdes.json(cast("Any", Order | None)),
     "avro": serdes.avro(AVRO),
     "avro of a type": serdes.avro(AVRO, Order),
 }
@@ -222,7 +223,7 @@ ORDERS = st.builds(
 )
 RECORDS = st.tuples(
     st.sampled_from([b"k", None]),
-    ORDERS | st.none() | st.sampled_from([b"\x00poison", b"{}", b'{"customer":1}']),
+    ORDERS | st.none() | st.sampled_from([b"\x00poison", b"{}", b"null", b'{"customer":1}']),
 )
 
 
@@ -277,7 +278,7 @@ def _without_words(letter: "ss.Record[Any, Any]") -> tuple[Any, ...]:
 def data_of(order: ss.Serde[Any], name: str, value: Any) -> bytes | None:
     if not isinstance(value, Order):
         return value  # type: ignore[no-any-return]  # bytes or None
-    if name != "json":
+    if name.startswith("avro"):
         value = msgspec.structs.replace(value, amount=wrapped(value.amount))
     return order.serialize(msgspec.structs.asdict(value) if name == "avro" else value)
 
@@ -286,6 +287,7 @@ def data_of(order: ss.Serde[Any], name: str, value: Any) -> bytes | None:
     ("name", "handler"),
     [
         ("json", "dead_letter"),
+        ("json or null", "dead_letter"),
         pytest.param("json", "continue", marks=pytest.mark.thorough),
         pytest.param("avro", "dead_letter", marks=pytest.mark.thorough),
         ("avro of a type", "continue"),
@@ -389,12 +391,13 @@ def mixed(order: ss.Serde[Any], *, columns: bool) -> ss.Topology:
 AMOUNTS = st.lists(st.integers(0, 8), min_size=1, max_size=10)
 
 
-@settings(max_examples=30, deadline=None)
+@pytest.mark.parametrize("name", ["json", "json or null"])
+@settings(max_examples=20, deadline=None)
 @given(amounts=AMOUNTS, size=st.integers(1, 10))
 def test_functions_between_expressions_change_what_later_ones_see(
-    amounts: list[int], size: int
+    name: str, amounts: list[int], size: int
 ) -> None:
-    order = SERDES["json"]
+    order = SERDES[name]
     found = []
     for columns, together in ((False, 1), (True, size), (True, 1)):
         with TopologyTestDriver(mixed(order, columns=columns)) as driver:

@@ -59,6 +59,10 @@ def orders(builder: ss.StreamsBuilder | None = None) -> Orders:
         (lambda s: s.map_values({"n": NOTE.str.to_datetime()}), "does not take each row by itself"),
         (lambda s: s.map_values({"n": NOTE.str.split(",").explode()}), "row by row"),
         (
+            lambda s: s.map_values({"n": AMOUNT.reinterpret(signed=False)}),
+            "Polars says .*a function",
+        ),
+        (
             lambda s: s.map_values({"n": AMOUNT.map_elements(abs, return_dtype=pl.Int64)}),
             "calls a function of Python",
         ),

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statestore import serdes
-from statestore.model.batch import Batch, Column, Wanted
+from statestore.model.batch import Batch, Column
+from statestore.model.fields_read import Wanted
 from statestore.model.picks import AtPlaces, InPiece, Left, Pick, Where
 from statestore.serdes.arrow_forms import TypedForm
 from statestore.testing.packed import packed
@@ -38,8 +39,8 @@ def form() -> TypedForm:
     return found
 
 
-def stored(*, in_columns: bool = False) -> Column:
-    rows = [None if one is None else ORDER.serialize(one) for one in ORDERS]
+def stored(*, in_columns: bool = False, times: int = 1) -> Column:
+    rows = [None if one is None else ORDER.serialize(one) for one in ORDERS * times]
     return Column(raw=packed(rows) if in_columns else rows, serde=ORDER)
 
 
@@ -69,8 +70,36 @@ def test_who_has_had_values_may_have_changed_them() -> None:
     assert read(some, Wanted(["amount"])) is None
     assert not some.has_fields
     assert some.objects == [Order(40), Order(1)], "they share what was changed, as always"
-    assert wanted.objects
-    assert read(stored(), wanted) is None, "the next batch decodes once, and keeps the values"
+
+
+def test_values_that_were_wanted_are_decoded_once_from_then_on() -> None:
+    wanted = Wanted(["amount"])
+    few, many = stored(), stored(times=10)
+    assert read(few, wanted)
+    assert few.objects == ORDERS
+    assert read(many, wanted), "a batch of few tells nothing of those to come"
+    assert many.objects == ORDERS * 10
+    assert read(stored(times=10), wanted) is None
+
+
+@pytest.mark.parametrize("in_columns", [False, True])
+def test_of_a_few_rows_no_other_values_are_decoded(in_columns: bool) -> None:
+    column, wanted = stored(in_columns=in_columns, times=10), Wanted(["amount"])
+    assert read(column, wanted)
+    one, other = column.picked(AtPlaces([8, 1, 8])), column.picked(AtPlaces([1, 2]))
+    assert one.objects == [Order(4), Order(2, "two"), Order(4)]
+    assert one.objects[0] is one.objects[2]
+    one.objects[1].amount = 20
+    assert read(other, wanted) is None, "they may have been changed"
+    assert read(column, wanted) is None
+    assert other.objects == [Order(20, "two"), None]
+    rest = column.picked(InPiece(0, 3))
+    assert rest.objects[1] is one.objects[1] is other.objects[0]
+    assert column.objects[8] is one.objects[0]
+    assert [one for i, one in enumerate(column.objects) if i != 1] == [
+        one for i, one in enumerate(ORDERS * 10) if i != 1
+    ]
+    assert read(stored(times=10), wanted), "the next batch is read without values again"
 
 
 def test_values_of_picked_rows_are_those_of_the_column_whoever_asks_first() -> None:
@@ -80,7 +109,6 @@ def test_values_of_picked_rows_are_those_of_the_column_whoever_asks_first() -> N
     assert read(some, Wanted(["note", "amount"])) == {"note": [None, ""], "amount": [4, 5]}
     some.objects[0].amount = 40
     assert column.objects[3] is some.objects[0]
-    assert wanted.objects
     assert read(column, wanted) is None
 
 
@@ -141,6 +169,13 @@ def test_a_number_of_more_than_64_bits_is_none_of_arrow() -> None:
     with pytest.raises(OverflowError):
         column.fields(form(), ["amount"], Wanted(["amount"]))
     assert read(column, Wanted(["note"])) == {"note": [None]}
+
+
+def test_arrays_of_types_that_arrow_does_not_pick_are_made_again() -> None:
+    column = Column(raw=[b"a", b"b", b"c"])
+    column.keep_arrow(pa.array(["a", "b", "c"], pa.string_view()))
+    for pick in (Where([True, False, True]), AtPlaces([0, 2]), Left([1])):
+        assert column.picked(pick).objects == [b"a", b"c"]
 
 
 PICKS = st.lists(st.booleans(), min_size=1, max_size=30).flatmap(

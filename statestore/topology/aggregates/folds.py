@@ -10,7 +10,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from statestore.model.batch import Batch, Column, FieldForm, MadeColumn
+from statestore.model.batch import Batch, Column, MadeColumn
+from statestore.model.fields_read import FieldForm
 from statestore.model.nulls import any_none
 from statestore.model.records import Serde
 from statestore.stores.kinds.registry import kind_of
