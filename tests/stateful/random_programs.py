@@ -180,11 +180,6 @@ FOREIGN_JOINS = {"foreign_join", "foreign_left_join"}
 """Of the stream's table with that of `right`, by a key that its values hold."""
 LOOKUP_JOINS = {"lookup_join", "lookup_left_join"}
 """With the rows of a file."""
-TAKE_NULL_KEYS = {
-    *("left_join", "grace_left_join", "global_left_join", "lookup_left_join"),
-    *("stream_left_join", "stream_outer_join", "self_outer_join"),
-}
-"""Internal topics before these have records without a key."""
 _NEED_KEYS = {
     "count",
     "reduce",
