@@ -104,8 +104,8 @@ class Column:
         if self._objects is not None or raw is None or len(asked) * _PART > len(raw):
             return list(map(self.objects.__getitem__, asked))
         assert self._serde is not None
-        # Whoever has the values may change them, and others are to have the same ones.
-        self._fields, few, decode = None, self._few, self._serde.deserialize
+        # Others are to have the same ones, which a user's function may change.
+        few, decode = self._few, self._serde.deserialize
         missing = sorted({*asked} - few.keys())
         rows = raw.at(missing) if isinstance(raw, PackedRows) else map(raw.__getitem__, missing)
         for place, data in zip(missing, rows, strict=True):
@@ -146,7 +146,7 @@ class Column:
     @property
     def has_fields(self) -> bool:
         """Whether fields of the values were read, and nobody has had the values since."""
-        return self._fields is not None
+        return self._fields is not None and not self._few
 
     def fields(
         self, form: FieldForm, names: Collection[str], wanted: Wanted | None = None
@@ -160,11 +160,10 @@ class Column:
         """
         found, raw = self._fields, self._raw
         if found is None:
-            had = self._objects is not None or self._few
-            if had or raw is None or wanted is None or wanted.objects:
+            if self._objects is not None or raw is None or wanted is None or wanted.objects:
                 return None
             found, missing = FieldsRead({}, form, wanted), wanted.names | {*names}
-        elif form is not found.form:
+        elif form is not found.form or self._few:
             return None
         else:
             missing = {*names} - found.arrays.keys()
@@ -194,7 +193,7 @@ class Column:
 
     def picked(self, pick: Pick) -> "Column":
         """The rows that `pick` takes."""
-        raw, objects = self._raw, self.objects if self._few else self._objects
+        raw, objects = self._raw, self._objects
         if self._fields is not None:
             assert raw is not None
             places = pick.of_places(np.arange(len(raw)))

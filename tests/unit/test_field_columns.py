@@ -99,7 +99,14 @@ def test_of_a_few_rows_no_other_values_are_decoded(in_columns: bool) -> None:
     assert [one for i, one in enumerate(column.objects) if i != 1] == [
         one for i, one in enumerate(ORDERS * 10) if i != 1
     ]
-    assert read(stored(times=10), wanted), "the next batch is read without values again"
+    assert read(stored(times=10), wanted) is None, "all were wanted in the end"
+
+
+def test_values_of_few_rows_tell_nothing_of_those_to_come() -> None:
+    column, wanted = stored(times=10), Wanted(["amount"])
+    assert read(column, wanted)
+    assert column.picked(AtPlaces([0, 1])).objects == ORDERS[:2]
+    assert read(stored(times=10), wanted)
 
 
 def test_values_of_picked_rows_are_those_of_the_column_whoever_asks_first() -> None:
