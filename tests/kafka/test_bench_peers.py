@@ -21,10 +21,11 @@ def given(job: Job) -> list[Given]:
     return records(job, 3000, seed=5, begin_ms=now_ms - now_ms % MINUTE_MS - 60 * MINUTE_MS)
 
 
-def test_statestore_sums_json_and_is_measured(kafka: LocalKafka, tmp_path: Path) -> None:
-    us = PEERS["statestore"]
-    environment = environment_of("statestore", us)
-    run = Run(kafka, us, environment, Job.JSON, "peers-us", tmp_path / "state")
+@pytest.mark.parametrize("name", ["statestore", "statestore-typed", "statestore-columns"])
+def test_statestore_sums_json_and_is_measured(name: str, kafka: LocalKafka, tmp_path: Path) -> None:
+    us = PEERS[name]
+    environment = environment_of(name, us)
+    run = Run(kafka, us, environment, Job.JSON, f"peers-{name}", tmp_path / "state")
     used = run.measure(given(Job.JSON), 1000)
     assert used.cpu_s > 0
     assert used.clock_s > 0

@@ -291,13 +291,10 @@ class Output:
         if value is None or ("pathway_diff", b"-1") in (message.headers() or ()):
             return  # a result that is taken back comes before the one that takes its place
         assert isinstance(key, bytes)
-        if self._form is Form.TEXT:
-            result = int(value)
-        else:
-            result = int.from_bytes(value, "big")
-            if self._job is Job.JSON:
-                start_ms = int.from_bytes(key[-_WINDOW_BYTES:], "big")
-                key = in_minute(key[:-_WINDOW_BYTES], start_ms)
+        result = int.from_bytes(value, "big") if self._form is Form.BINARY else int(value)
+        if self._form is not Form.TEXT and self._job is Job.JSON:
+            start_ms = int.from_bytes(key[-_WINDOW_BYTES:], "big")
+            key = in_minute(key[:-_WINDOW_BYTES], start_ms)
         self._told[key].append(result)
 
 

@@ -15,9 +15,13 @@ _LATE_ROWS = {Job.COUNT: Telling.EVERY, Job.JSON: Telling.SUMS, Job.PROCESSOR: T
 
 
 class Form(StrEnum):
-    """How a peer writes results: as Kafka's own serializers do, or in decimal digits."""
+    """How a peer writes results: as Kafka's own serializers do, or in decimal digits.
+
+    `JSON`: keys in windows as these do, and sums in digits.
+    """
 
     BINARY = "binary"
+    JSON = "json"
     TEXT = "text"
 
 
@@ -75,7 +79,7 @@ PEERS: Mapping[str, Peer] = {
     "statestore-columns": replace(
         _STATESTORE,
         how=f"{_STATESTORE.how}, by expressions over declared types",
-        form=Form.TEXT,
+        form=Form.JSON,
         telling={Job.JSON: Telling.SOME},
         pipelines={Job.JSON: "pipelines_in_columns:enriching"},
     ),
